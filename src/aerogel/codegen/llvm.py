@@ -1,0 +1,106 @@
+"""From LLVM IR to callable machine code, with a cache on disk.
+
+IR -> object bytes (about 50 ms, cached by digest) -> linked by LLVM's ORC linker, which writes a page first and makes it
+executable afterwards, never both. Objects need no symbol from outside: entries of the thread pool come in as data.
+
+The cache folder belongs to the user alone (0700). An entry is the digest of the object, then the object: a torn, poisoned or
+foreign entry is a miss, and a folder that cannot be written costs only time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import threading
+from pathlib import Path
+
+import llvmlite
+import llvmlite.binding as llvm
+
+from aerogel.errors import PlanMismatch
+from aerogel.target import Target, here_levels, host
+
+log = logging.getLogger("aerogel")
+
+_CPU = {"avx512": "x86-64-v4", "avx2": "x86-64-v3", "generic": "x86-64", "neon": "generic"}
+_TRIPLE = {"neon": "aarch64-unknown-linux-gnu"}
+_FEATURES = {"avx512": "-prefer-256-bit", "avx2": "", "generic": "", "neon": "+neon"}
+_HALF = {"avx512": "+avx512fp16", "neon": "+fullfp16"}
+_lock = threading.Lock()
+_loaded: dict[str, tuple[int, object]] = {}
+_jit: list[object] = []
+
+
+def cache_folder() -> Path:
+    """Where compiled objects are kept: $AEROGEL_CACHE, else the user's cache folder."""
+    chosen = os.environ.get("AEROGEL_CACHE")
+    if chosen:
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "aerogel"
+
+
+def object_code(text: str, isa: str, *, half: bool = False) -> bytes:
+    """Compile IR to an ELF object for an ISA; `half` allows its fp16 arithmetic. No cache, no host involved."""
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+    features = ",".join(f for f in (_FEATURES[isa], _HALF.get(isa, "") if half else "") if f)
+    triple = _TRIPLE.get(isa, "x86_64-unknown-linux-gnu")
+    machine = llvm.Target.from_triple(triple).create_target_machine(
+        cpu=_CPU[isa], features=features, opt=2, reloc="pic", codemodel="default"
+    )
+    module = llvm.parse_assembly(text)
+    module.triple = triple
+    module.verify()
+    passes = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=2))
+    passes.getModulePassManager().run(module, passes)
+    return bytes(machine.emit_object(module))
+
+
+def function(text: str, name: str, isa: str, *, half: bool = False) -> int:
+    """The address of `name` in compiled IR, from memory, the disk cache or LLVM. Refuses code this CPU cannot run."""
+    needs = Target(isa, ("avx512fp16",) if half and isa == "avx512" else ())
+    if not needs.runs_here():
+        extra = " with fp16 arithmetic" if half else ""
+        raise PlanMismatch(f"this code is for {isa}{extra}; this machine runs {', '.join(here_levels())}. Compile it here.")
+    key = hashlib.sha256("\0".join((llvmlite.__version__, str(llvm.llvm_version_info), isa, str(half), text)).encode())
+    digest = key.hexdigest()
+    with _lock:
+        if digest not in _loaded:
+            _loaded[digest] = _link(_cached(digest, text, isa, half), name, digest)
+        return _loaded[digest][0]
+
+
+def _link(code: bytes, name: str, digest: str) -> tuple[int, object]:
+    if not _jit:
+        llvm.initialize_native_target()
+        llvm.initialize_native_asmprinter()
+        _jit.append(llvm.create_lljit_compiler())
+    library = llvm.JITLibraryBuilder().add_object_img(code).export_symbol(name).link(_jit[0], digest)
+    return int(library[name]), library
+
+
+def _cached(digest: str, text: str, isa: str, half: bool) -> bytes:
+    path = cache_folder() / "objects" / f"{host().isa}-{digest}.o"
+    try:
+        raw = path.read_bytes()
+        if hashlib.sha256(raw[32:]).digest() == raw[:32]:
+            return raw[32:]
+        log.warning("ignoring a damaged cache entry: %s", path.name)
+    except OSError:
+        pass
+    code = object_code(text, isa, half=half)
+    try:
+        path.parent.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        if path.parent.stat().st_uid != os.getuid() or path.parent.stat().st_mode & 0o022:
+            raise PermissionError(f"{path.parent} can be written by others")
+        scratch = path.with_suffix(f".{os.getpid()}.{threading.get_ident()}")
+        with open(scratch, "wb") as out:
+            out.write(hashlib.sha256(code).digest() + code)
+            out.flush()
+            os.fsync(out.fileno())
+        os.replace(scratch, path)
+    except OSError as why:
+        log.warning("compiled code is not cached: %s", why)
+    return code

@@ -1,0 +1,110 @@
+"""The nouns of a decision: `Timing`, `Choice`, `Plan`. Values with JSON, so that a plan can be replayed without timing anything."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from aerogel.candidate import Config
+from aerogel.errors import InvalidFile
+from aerogel.problem import Conv
+from aerogel.target import Target
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Quantiles of repeated measurements, in microseconds, and of the ratio to the baseline of the same round.
+
+    A ratio above 1 means faster than the baseline. The rounds are interleaved, so a slow minute slows both.
+    """
+
+    min_us: float
+    p25_us: float
+    p50_us: float
+    rounds: int
+    ratio_p25: float = 1.0
+    ratio_p50: float = 1.0
+
+    @staticmethod
+    def of(times_us: Sequence[float], baseline_us: Sequence[float]) -> Timing:
+        """From the rounds of one candidate and of the baseline beside it."""
+        times, base = np.asarray(times_us), np.asarray(baseline_us)
+        if len(times) == 0 or len(times) != len(base) or not (times > 0).all():
+            raise InvalidFile("a timing needs at least one round, and a baseline for each")
+        low, middle = np.quantile(base / times, [0.25, 0.5])
+        quartile, median = np.quantile(times, [0.25, 0.5])
+        return Timing(float(times.min()), float(quartile), float(median), len(times), float(low), float(middle))
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One layer's decision: what was chosen, every candidate that was timed, every method that refused and why."""
+
+    layer: str
+    conv: Conv
+    config: Config
+    tried: tuple[tuple[Config, Timing], ...] = ()
+    refused: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All choices for one target, with the whole model's timing."""
+
+    target: Target
+    choices: tuple[Choice, ...]
+    model: Timing | None = None
+
+    def to_json(self) -> str:
+        def timing(t: Timing | None) -> Any:
+            return None if t is None else vars(t)
+
+        return json.dumps(
+            {
+                "format": "aerogel-plan-1",
+                "target": str(self.target),
+                "model": timing(self.model),
+                "choices": [
+                    {
+                        "layer": c.layer,
+                        "conv": str(c.conv),
+                        "config": str(c.config),
+                        "tried": [[str(config), timing(t)] for config, t in c.tried],
+                        "refused": [list(r) for r in c.refused],
+                    }
+                    for c in self.choices
+                ],
+            },
+            indent=1,
+        )
+
+    @staticmethod
+    def from_json(text: str) -> Plan:
+        """The inverse of `to_json`. Any damage is an InvalidFile."""
+        try:
+            raw = json.loads(text)
+            if raw["format"] != "aerogel-plan-1":
+                raise InvalidFile(f"plan format '{raw['format']}' is not aerogel-plan-1")
+            choices = tuple(
+                Choice(
+                    str(c["layer"]),
+                    Conv.parse(c["conv"]),
+                    Config.parse(c["config"]),
+                    tuple((Config.parse(config), _timing(t)) for config, t in c["tried"]),
+                    tuple((str(method), str(why)) for method, why in c["refused"]),
+                )
+                for c in raw["choices"]
+            )
+            model = None if raw["model"] is None else _timing(raw["model"])
+            return Plan(Target.parse(raw["target"]), choices, model)
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as why:
+            raise InvalidFile(f"not a plan: {type(why).__name__} {why}") from None
+
+
+def _timing(raw: dict[str, Any]) -> Timing:
+    names = ("min_us", "p25_us", "p50_us", "ratio_p25", "ratio_p50")
+    return Timing(rounds=int(raw["rounds"]), **{n: float(raw[n]) for n in names})

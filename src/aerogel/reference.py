@@ -1,0 +1,128 @@
+"""The only oracle: convolution and epilogue in float64, and the error a correct kernel may show.
+
+|y - y64| <= g(K+1) S + K 2^-149, with K the kept weights that meet input, u = 2^-24, g(n) = n u / (1 - n u) and
+S = |bias| + |residual| + sum |w x|. It holds for any order of summation, fused or not; g(K+2) with a residual. Activations that
+stretch (SiLU at most 1.1 times, Hardswish 1.5) stretch it too and add 4 ulp. A stored type other than f32 adds its own half ulp,
+sums in fp16 use fp16's u.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aerogel.errors import ShapeError
+from aerogel.layout import Array
+from aerogel.problem import Conv
+
+F64 = NDArray[np.float64]
+
+UNIT = {"f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8}
+TINY = {"f32": 2.0**-149, "f16": 2.0**-24, "bf16": 2.0**-133}
+STRETCH = {None: 1.0, "relu": 1.0, "relu6": 1.0, "leaky": 1.0, "silu": 1.1, "hardswish": 1.5}
+
+
+def to_float64(array: Array, dtype: str) -> F64:
+    """Stored elements as numbers (bf16 travels as its bits)."""
+    if dtype == "bf16":
+        return (array.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+    return array.astype(np.float64)
+
+
+def from_float64(array: F64, dtype: str) -> Array:
+    """Numbers as stored elements, to nearest even."""
+    if dtype != "bf16":
+        return array.astype({"f32": np.float32, "f16": np.float16}[dtype])
+    bits = array.astype(np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+
+
+def convolve(x: F64, weight: F64, conv: Conv) -> F64:
+    """Plain convolution in float64, one tap at a time. Taps with no weight are skipped: 0 * Inf is not part of the promise."""
+    if x.shape != conv.x_shape or weight.shape != conv.weight_shape:
+        raise ShapeError(f"{conv} takes x {conv.x_shape} and weight {conv.weight_shape}, not {x.shape} and {weight.shape}")
+    n, k, p, q = conv.y_shape
+    (top, left, bottom, right), (u, v), (dh, dw), g = conv.pad, conv.stride, conv.dilation, conv.groups
+    padded = np.zeros((n, conv.c, conv.size[0] + top + bottom, conv.size[1] + left + right))
+    padded[:, :, top : top + conv.size[0], left : left + conv.size[1]] = x
+    y = np.zeros((n, g, k // g, p * q))
+    for i in range(conv.r):
+        for j in range(conv.s):
+            tap = weight[:, :, i, j].reshape(g, k // g, conv.c // g)
+            if tap.any():
+                window = padded[:, :, i * dh : i * dh + (p - 1) * u + 1 : u, j * dw : j * dw + (q - 1) * v + 1 : v]
+                y += tap @ window.reshape(n, g, conv.c // g, p * q)
+    return y.reshape(n, k, p, q)
+
+
+def activate(v: F64, conv: Conv) -> F64:
+    """The activation of `conv` in float64, with torch's answers at NaN and the infinities."""
+    with np.errstate(all="ignore"):
+        match conv.activation:
+            case "relu":
+                return np.where(v < 0, 0.0, v)
+            case "relu6":
+                return np.where(v < 0, 0.0, np.where(v > 6, 6.0, v))
+            case "leaky":
+                return np.where(v > 0, v, v * np.float32(conv.slope))
+            case "silu":
+                return v / (1 + np.exp(-v))
+            case "hardswish":
+                return v * np.clip(v + 3, 0, 6) / 6
+            case _:
+                return v
+
+
+def reference(x: F64, weight: F64, conv: Conv, bias: F64 | None = None, residual: F64 | None = None) -> F64:
+    """The whole layer: convolution, then the epilogue in its own order."""
+    y = convolve(x, weight, conv)
+    for step in conv.epilogue:
+        if step == "bias":
+            assert bias is not None
+            y = y + bias[:, None, None]
+        elif step == "add":
+            assert residual is not None
+            y = y + residual
+        else:
+            y = activate(y, conv)
+    return y
+
+
+def bound(x: F64, weight: F64, conv: Conv, bias: F64 | None = None, residual: F64 | None = None) -> F64:
+    """How far each output may be from `reference`. Inputs are the stored ones, already rounded."""
+    plain = replace(conv, epilogue=())
+    total = convolve(np.abs(x), np.abs(weight), plain)
+    one_image = replace(plain, n=min(1, conv.batch))
+    met = convolve(np.ones(one_image.x_shape), (weight != 0).astype(np.float64), one_image)
+    if bias is not None:
+        total = total + np.abs(bias)[:, None, None]
+    if residual is not None:
+        total = total + np.abs(residual)
+    summed, stored = conv.dtypes.accumulator, conv.dtypes.output
+    roundings = met + (1 if residual is None else 2)
+    error = gamma(roundings, "f32") * total + met * TINY["f32"]
+    if summed != "f32":
+        error = error + gamma(met, summed) * total + met * TINY[summed]
+    error = error * STRETCH[conv.activation]
+    y = np.abs(reference(x, weight, conv, bias, residual)) + error
+    if conv.activation in ("silu", "hardswish", "leaky"):
+        ulps = 1 if conv.activation == "leaky" else 4
+        largest = np.abs(activate(reference(x, weight, _before(conv), bias, residual), conv)) + error
+        error = error + ulps * np.maximum(2 * UNIT["f32"] * largest, TINY["f32"])
+    if stored != "f32":
+        error = error + UNIT[stored] * y + TINY[stored]
+    return error
+
+
+def _before(conv: Conv) -> Conv:
+    """The layer up to its activation: only there the activation's own rounding counts."""
+    cut = next(i for i, e in enumerate(conv.epilogue) if e.startswith(conv.activation or "?"))
+    return replace(conv, epilogue=conv.epilogue[:cut])
+
+
+def gamma(roundings: F64, dtype: str) -> F64:
+    """Higham's g(n): the relative error that n roundings can pile up."""
+    n = roundings * UNIT[dtype]
+    return n / (1 - np.minimum(n, 0.5))

@@ -1,0 +1,1 @@
+"""Running compiled work: torch's thread pool and native segments."""

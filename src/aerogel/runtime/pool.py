@@ -1,0 +1,87 @@
+"""The thread pool torch already owns, used from generated code.
+
+torch ships its own OpenMP runtime and another package may bring a second one. Two pools fight for the cores, so the entries are
+looked up through libtorch_cpu's own dependencies: dlsym on its handle searches it and what it was linked with, nothing else.
+
+A child made by fork has the parent's pool on paper and none of its threads: entering it would hang, so the child uses one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from aerogel.candidate import Kernel
+from aerogel.codegen import llvm, segment
+from aerogel.layout import Array
+from aerogel.target import host
+
+_SYMBOLS = {
+    "parallel": "GOMP_parallel",
+    "barrier": "GOMP_barrier",
+    "thread_num": "omp_get_thread_num",
+    "num_threads": "omp_get_num_threads",
+}
+_forked = [False]
+os.register_at_fork(after_in_child=lambda: _forked.__setitem__(0, True))
+
+
+@cache
+def entries() -> dict[str, int]:
+    """Addresses of the pool's C entries, or an empty dict where torch has no GNU OpenMP."""
+    try:
+        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+        found = {slot: ctypes.cast(getattr(library, name), ctypes.c_void_p).value for slot, name in _SYMBOLS.items()}
+    except (OSError, AttributeError):
+        return {}
+    return {slot: address for slot, address in found.items() if address}
+
+
+def threads() -> int:
+    """Threads a call made now would use."""
+    if _forked[0] or len(entries()) != len(_SYMBOLS):
+        return 1
+    return torch.get_num_threads()
+
+
+@cache
+def _walker() -> ctypes._CFuncPtr:
+    isa = host().isa
+    address = llvm.function(segment.emit(), segment.ENTRY, isa)
+    return ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)
+
+
+class Segment:
+    """Consecutive native kernels with their arguments bound: one foreign call, one release of the GIL."""
+
+    def __init__(self, steps: Sequence[tuple[Kernel, NDArray[np.int64]]], count: int | None = None) -> None:
+        """`count` threads; by default torch's number when the segment is made."""
+        self._kept = tuple(steps)
+        self._steps = np.array([[k.entry, a.ctypes.data] for k, a in steps], np.int64).reshape(-1, 2)
+        wanted = threads() if count is None else count
+        pool = entries() if wanted > 1 else {}
+        known: dict[str, int] = {"steps": self._steps.ctypes.data, "count": len(steps), "threads": wanted, **pool}
+        self._context = np.array([known.get(name, 0) for name in segment.CONTEXT], np.int64)
+        self._address = self._context.ctypes.data
+
+    def __call__(self) -> None:
+        if _forked[0]:
+            self._context[segment.CONTEXT.index("threads")] = 1
+        _walker()(self._address)
+
+
+def run(
+    kernels: Sequence[Kernel], x: Array, y: Array, bias: Array | None = None, residual: Array | None = None, count: int = 1
+) -> None:
+    """Run native kernels once on whole buffers, scratch made for the call. For tests and single layers."""
+    scratch = np.empty(max((k.scratch_bytes for k in kernels), default=0) * count, np.uint8)
+    addresses = {n: 0 if a is None else a.ctypes.data for n, a in (("bias", bias), ("residual", residual))}
+    bound = [(k, k.bind(x=x.ctypes.data, y=y.ctypes.data, scratch=scratch.ctypes.data, **addresses)) for k in kernels]
+    Segment(bound, count)()

@@ -1,0 +1,32 @@
+"""Timing, and nothing else: interleaved rounds, so that whatever slows the machine slows every candidate alike."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from aerogel.plan import Timing
+
+ROUND_US = 300.0
+"""A round repeats a candidate until it takes about this long: shorter ones measure the clock."""
+
+
+def interleaved(candidates: Sequence[Callable[[], object]], rounds: int, warm: int = 2) -> list[Timing]:
+    """Time the candidates in turn, `rounds` times over; ratios are to the first one."""
+    repeats = []
+    for candidate in candidates:
+        for _ in range(warm):
+            once_us = _time_us(candidate, 1)
+        repeats.append(max(1, int(ROUND_US / max(once_us, 0.1))))
+    times: list[list[float]] = [[] for _ in candidates]
+    for _ in range(rounds):
+        for i, candidate in enumerate(candidates):
+            times[i].append(_time_us(candidate, repeats[i]))
+    return [Timing.of(t, times[0]) for t in times]
+
+
+def _time_us(candidate: Callable[[], object], repeats: int) -> float:
+    began = time.perf_counter_ns()
+    for _ in range(repeats):
+        candidate()
+    return (time.perf_counter_ns() - began) / 1000 / repeats
