@@ -102,7 +102,7 @@ class Kernel:
     """Code for one concrete Conv and the Layouts it reads and writes; a residual has the layout it writes.
 
     Native kernels have an `entry`: void entry(int64 *arguments, int64 thread, int64 threads), safe to run on any number of
-    threads at once. Library kernels (dense) have a `call` on arrays (x, residual) -> y instead.
+    threads at once. Library kernels (dense) have a `call` on tensors (x, bias, residual) -> y instead.
     """
 
     name: str
@@ -112,7 +112,7 @@ class Kernel:
     arguments: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     scratch_bytes: int = 0
     owned: tuple[Array, ...] = ()
-    call: Callable[[Any, Any], Any] | None = None
+    call: Callable[[Any, Any, Any], Any] | None = None
 
     def bind(self, *, x: int, y: int, residual: int = 0, bias: int = 0, scratch: int = 0) -> NDArray[np.int64]:
         """The argument block for buffers at these addresses: a copy, so that two workspaces never share one."""
@@ -121,4 +121,3 @@ class Kernel:
         y_front = self.writes.front * self.writes.item_bytes
         bound[: len(POINTERS)] = (x + x_front, y + y_front, residual + y_front if residual else 0, bias, scratch)
         return bound
-

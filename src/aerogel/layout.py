@@ -34,7 +34,7 @@ Array = NDArray[Any]
 Shape = tuple[int, int, int, int]
 
 LINE_BYTES = 64
-NUMPY = {"f32": np.dtype(np.float32), "f16": np.dtype(np.float16), "bf16": np.dtype(np.uint16)}
+NUMPY: dict[str, np.dtype[Any]] = {"f32": np.dtype(np.float32), "f16": np.dtype(np.float16), "bf16": np.dtype(np.uint16)}
 """bf16 has no numpy type: it travels as its 16 bits."""
 
 _TEXT = re.compile(

@@ -66,11 +66,11 @@ def activate(v: F64, conv: Conv) -> F64:
             case "relu6":
                 return np.where(v < 0, 0.0, np.where(v > 6, 6.0, v))
             case "leaky":
-                return np.where(v > 0, v, v * np.float32(conv.slope))
+                return np.where(v > 0, v, v * float(np.float32(conv.slope)))
             case "silu":
-                return v / (1 + np.exp(-v))
+                return np.asarray(v / (1 + np.exp(-v)))
             case "hardswish":
-                return v * np.clip(v + 3, 0, 6) / 6
+                return np.asarray(v * np.clip(v + 3, 0, 6) / 6)
             case _:
                 return v
 
@@ -125,4 +125,4 @@ def _before(conv: Conv) -> Conv:
 def gamma(roundings: F64, dtype: str) -> F64:
     """Higham's g(n): the relative error that n roundings can pile up."""
     n = roundings * UNIT[dtype]
-    return n / (1 - np.minimum(n, 0.5))
+    return np.asarray(n / (1 - np.minimum(n, 0.5)))

@@ -1,1 +1,1 @@
-"""Code generation, by what the code computes: `rows` (sparse filters), later tiles and pooling; `llvm` turns IR into machine code."""
+"""Code generation, by what the code computes: `rows` (sparse filters), `segment` (lists of kernels); `llvm` makes machine code."""

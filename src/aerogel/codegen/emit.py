@@ -117,9 +117,7 @@ class Emit:
         b.position_at_end(after)
         return i, list(phis)
 
-    def choose(
-        self, condition: Value, yes: Callable[[], Sequence[Value]], no: Callable[[], Sequence[Value]]
-    ) -> list[Value]:
+    def choose(self, condition: Value, yes: Callable[[], Sequence[Value]], no: Callable[[], Sequence[Value]]) -> list[Value]:
         """if condition: yes() else: no(); both return the same number of values, which are merged."""
         b, fn = self.b, self.function
         then, other, after = (fn.append_basic_block() for _ in range(3))

@@ -28,7 +28,7 @@ def activation(e: Emit, name: str, v: Value, lanes: int, slope: Value) -> Value:
         return b.select(b.fcmp_ordered(">", v, zero), v, b.fmul(v, slope))
     if name == "hardswish":
         gate = _at_most(e, _at_least(e, b.fadd(v, constant(lanes, 3.0)), zero), constant(lanes, 6.0))
-        return b.fdiv(b.fmul(v, gate), constant(lanes, 6.0))
+        return b.fmul(v, b.fdiv(gate, constant(lanes, 6.0)))  # v * gate first would overflow near the largest floats
     if name == "silu":
         return _silu(e, v, lanes)
     raise ValueError(f"no emitter for activation '{name}'")
@@ -75,4 +75,3 @@ def _power(e: Emit, n: Value, lanes: int) -> Value:
     ints = ir.VectorType(I32, lanes)
     bits = e.b.shl(e.b.add(n, ir.Constant(ints, [127] * lanes)), ir.Constant(ints, [23] * lanes))
     return e.b.bitcast(bits, ir.VectorType(F32, lanes))
-

@@ -13,6 +13,8 @@ import hashlib
 import logging
 import os
 import threading
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import llvmlite
@@ -57,31 +59,45 @@ def object_code(text: str, isa: str, *, half: bool = False) -> bytes:
     return bytes(machine.emit_object(module))
 
 
-def function(text: str, name: str, isa: str, *, half: bool = False) -> int:
-    """The address of `name` in compiled IR, from memory, the disk cache or LLVM. Refuses code this CPU cannot run."""
-    needs = Target(isa, ("avx512fp16",) if half and isa == "avx512" else ())
-    if not needs.runs_here():
-        extra = " with fp16 arithmetic" if half else ""
-        raise PlanMismatch(f"this code is for {isa}{extra}; this machine runs {', '.join(here_levels())}. Compile it here.")
-    key = hashlib.sha256("\0".join((llvmlite.__version__, str(llvm.llvm_version_info), isa, str(half), text)).encode())
-    digest = key.hexdigest()
+@cache
+def code_digest() -> str:
+    """A digest of the code generator itself: any change to it makes every cached object a stranger."""
+    state = hashlib.sha256(f"{llvmlite.__version__} {llvm.llvm_version_info}".encode())
+    for source in sorted(Path(__file__).parent.glob("*.py")):
+        state.update(source.name.encode() + source.read_bytes())
+    return state.hexdigest()
+
+
+def function(name: str, entry: str, emit: Callable[[], str], isa: str, *, half: bool = False) -> int:
+    """The address of `entry` in the code called `name`: from memory, the disk cache, or `emit` and LLVM.
+
+    `name` says everything the code depends on. Code this CPU cannot run is refused here, before it is ever called.
+    """
+    key = hashlib.sha256(f"{code_digest()} {name} {isa} {half}".encode()).hexdigest()
     with _lock:
-        if digest not in _loaded:
-            _loaded[digest] = _link(_cached(digest, text, isa, half), name, digest)
-        return _loaded[digest][0]
+        if key in _loaded:
+            return _loaded[key][0]
+        extras = ("avx512fp16",) if half and isa == "avx512" else ("fp16",) if half else ()
+        if not Target(isa, extras).runs_here():
+            raise PlanMismatch(
+                f"this code is for {isa}{' with fp16 arithmetic' if half else ''}; "
+                f"this machine runs {', '.join(here_levels())}. Compile the model here."
+            )
+        _loaded[key] = _link(_cached(key, emit, isa, half), entry, key)
+        return _loaded[key][0]
 
 
-def _link(code: bytes, name: str, digest: str) -> tuple[int, object]:
+def _link(code: bytes, entry: str, key: str) -> tuple[int, object]:
     if not _jit:
         llvm.initialize_native_target()
         llvm.initialize_native_asmprinter()
         _jit.append(llvm.create_lljit_compiler())
-    library = llvm.JITLibraryBuilder().add_object_img(code).export_symbol(name).link(_jit[0], digest)
-    return int(library[name]), library
+    library = llvm.JITLibraryBuilder().add_object_img(code).export_symbol(entry).link(_jit[0], key)
+    return int(library[entry]), library
 
 
-def _cached(digest: str, text: str, isa: str, half: bool) -> bytes:
-    path = cache_folder() / "objects" / f"{host().isa}-{digest}.o"
+def _cached(key: str, emit: Callable[[], str], isa: str, half: bool) -> bytes:
+    path = cache_folder() / "objects" / f"{host().isa}-{key}.o"
     try:
         raw = path.read_bytes()
         if hashlib.sha256(raw[32:]).digest() == raw[:32]:
@@ -89,7 +105,7 @@ def _cached(digest: str, text: str, isa: str, half: bool) -> bytes:
         log.warning("ignoring a damaged cache entry: %s", path.name)
     except OSError:
         pass
-    code = object_code(text, isa, half=half)
+    code = object_code(emit(), isa, half=half)
     try:
         path.parent.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         path.parent.mkdir(mode=0o700, exist_ok=True)

@@ -18,6 +18,7 @@ The code knows the number of registers, the epilogue, the element types and the 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -148,10 +149,10 @@ class _Rows:
 
             def one(j: Value, _: list[Value]) -> None:
                 k = e.integer(a["row"], j)
-                partial = e.at(scratch, b.mul(b.sub(k, low), I64(self.code.vectors * self.lanes * 4)))
+                so_far = e.at(scratch, b.mul(b.sub(k, low), I64(self.code.vectors * self.lanes * 4)))
                 fetching = b.and_(closing, b.icmp_signed("!=", a["ahead"], I64(0)))
                 e.when(fetching, lambda: self.fetch(j, shift))
-                sums = self.sums(x, j, k, opening, partial)
+                sums = self.sums(x, j, k, opening, so_far)
                 plane = b.add(shift, b.mul(k, a["y_plane"]))
 
                 def finish() -> list[Value]:
@@ -160,7 +161,7 @@ class _Rows:
 
                 def keep() -> list[Value]:
                     for i, v in enumerate(sums):
-                        e.store(v, e.at(partial, I64(i * self.lanes * 4)), "f32")
+                        e.store(v, e.at(so_far, I64(i * self.lanes * 4)), "f32")
                     return []
 
                 e.choose(closing, finish, keep)
@@ -176,7 +177,7 @@ class _Rows:
         for i in range(0, self.code.vectors * self.y_step, 64):
             b.call(self.prefetch, [e.at(later, I64(i)), I32(1), I32(3), I32(1)])
 
-    def sums(self, x: Value, j: Value, k: Value, opening: Value, partial: Value) -> list[Value]:
+    def sums(self, x: Value, j: Value, k: Value, opening: Value, kept: Value) -> list[Value]:
         """The f32 sums of filter k so far, with the nonzeros of its row j added."""
         b, e, a, code = self.b, self.e, self.a, self.code
 
@@ -186,7 +187,7 @@ class _Rows:
             return [e.splat(e.scalar(a["bias"], k, "f32", "f32"), self.lanes)] * code.vectors
 
         def resumed() -> list[Value]:
-            places = (e.at(partial, I64(i * self.lanes * 4)) for i in range(code.vectors))
+            places = (e.at(kept, I64(i * self.lanes * 4)) for i in range(code.vectors))
             return [e.vector(p, "f32", "f32", self.lanes) for p in places]
 
         so_far = e.choose(opening, fresh, resumed)
@@ -203,8 +204,7 @@ class _Rows:
             weight = e.splat(e.scalar(a["value"], at, d.weight, self.summed), self.lanes)
             window = e.at(x, e.integer(a["offset"], at))
             loads = [
-                e.vector(e.at(window, I64(i * self.x_step)), d.input, self.summed, self.lanes)
-                for i in range(self.code.vectors)
+                e.vector(e.at(window, I64(i * self.x_step)), d.input, self.summed, self.lanes) for i in range(self.code.vectors)
             ]
             return [b.call(self.fma, [weight, v, s]) for v, s in zip(loads, sums, strict=True)]
 
@@ -245,7 +245,7 @@ class _Rows:
         def some() -> list[Value]:
             for i in range(len(narrow)):
                 inside = b.icmp_signed("<", b.add(first_vector, I64(i)), a["live_vectors"])
-                e.when(inside, lambda i=i: store(i))
+                e.when(inside, partial(store, i))
             return []
 
         e.choose(whole, everything, some)

@@ -35,7 +35,7 @@ def private_ops() -> tuple[Any, Any] | None:
     """oneDNN's (reorder weight, fused convolution), or None where this torch has not both."""
     reorder = getattr(torch._C._nn, "mkldnn_reorder_conv2d_weight", None)
     fused = getattr(torch.ops.mkldnn, "_convolution_pointwise", None)
-    if reorder is None or fused is None or not torch.backends.mkldnn.is_available():
+    if reorder is None or fused is None or not torch._C._has_mkldnn:
         return None
     return reorder, fused
 

@@ -16,6 +16,7 @@ end, hence the order. Refuses: half precision the CPU lacks, and images too larg
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 import numpy as np
 
@@ -163,7 +164,7 @@ def check(packed: Packed, conv: Conv) -> None:
         raise InvalidFile(f"{NAME}: filter groups do not cover the {k} filters")
     if len(a["position"]) and (a["position"].min() < 0 or a["position"].max() >= c * r * s):
         raise InvalidFile(f"{NAME}: a position is outside the {c} x {r} x {s} filter")
-    for low, high in zip(group[:-1], group[1:], strict=True):
+    for low, high in pairwise(group.tolist()):
         part = np.sort(row[low * blocks : high * blocks].reshape(blocks, high - low), axis=1)
         if (part != np.arange(low, high)).any():
             raise InvalidFile(f"{NAME}: a filter is missing from its group or stands there twice")
@@ -171,7 +172,7 @@ def check(packed: Packed, conv: Conv) -> None:
 
 def layouts(conv: Conv, config: Config, target: Target, border: tuple[int, int, int, int]) -> tuple[Layout, Layout]:
     """Planes of one pitch on both sides; phases when there is a stride."""
-    (h, w), (p, q), (top, left, bottom, right) = conv.size, conv.out, conv.pad
+    (_, w), (_, q), (_, left, _, right) = conv.size, conv.out, conv.pad
     d = conv.dtypes
     pitch = q + max(border[1], border[3])
     if conv.stride == (1, 1):
@@ -223,7 +224,7 @@ def build(packed: Packed, conv: Conv, config: Config, target: Target, reads: Lay
     d, a, (p, q) = conv.dtypes, packed.arrays, conv.out
     steps = tuple(e if not e.startswith("leaky") else "leaky" for e in conv.epilogue)
     code = rows.RowsCode(target.isa, d, config["vectors"], steps)
-    entry = llvm.function(rows.emit(code), rows.ENTRY, target.isa, half=d.accumulator == "f16")
+    entry = llvm.function(str(code), rows.ENTRY, lambda: rows.emit(code), target.isa, half=d.accumulator == "f16")
     filters = np.repeat(a["row"], np.diff(a["start"])).astype(np.int64)
     first_channel = filters // (conv.k // conv.groups) * (conv.c // conv.groups)
     offset = _offsets(a["position"], first_channel, conv, reads) * reads.item_bytes

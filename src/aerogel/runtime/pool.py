@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -52,9 +52,8 @@ def threads() -> int:
 
 
 @cache
-def _walker() -> ctypes._CFuncPtr:
-    isa = host().isa
-    address = llvm.function(segment.emit(), segment.ENTRY, isa)
+def _walker() -> Callable[[int], None]:
+    address = llvm.function("segment", segment.ENTRY, segment.emit, host().isa)
     return ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)
 
 

@@ -1,0 +1,1 @@
+"""The command line. Each verb has a file; `main` lists them."""

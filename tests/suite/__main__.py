@@ -1,0 +1,33 @@
+"""Repeat a case, or a range of them: python -m tests.suite --kind exact --seed 17 [--count 1000] [--method direct] [--isa avx2]"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from tests.suite.cases import KINDS
+from tests.suite.sweep import native, sweep
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.suite", description=__doc__)
+    parser.add_argument("--method", help="a name from METHODS (default: every one with kernels of ours)")
+    parser.add_argument("--isa", help="avx512, avx2 or generic (default: all this machine runs)")
+    parser.add_argument("--kind", choices=KINDS, default="exact")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--count", type=int, default=1)
+    parser.add_argument("--threads", default="1", help="thread counts whose results must have the same bits, e.g. 1,2,3,8")
+    given = parser.parse_args()
+    threads = tuple(int(t) for t in given.threads.split(","))
+    failed = 0
+    for name in [given.method] if given.method else native():
+        done = sweep(name, given.kind, range(given.seed, given.seed + given.count), threads, given.isa)
+        failed += len(done.failures)
+        print(f"{name} {given.kind}: {done.ran} ran, {done.refused} refused, {len(done.failures)} failed")
+        for line in done.failures[:10]:
+            print("  " + line)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

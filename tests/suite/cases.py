@@ -1,0 +1,162 @@
+"""Seeded cases: a Conv, its weight, inputs. The same seed gives the same case for every method and ISA.
+
+Five kinds: exact (small integers, so that a wrong tap cannot hide in a tolerance), real (wide-range numbers, the float64 bound),
+edges (pairs of awkward properties, all of them covered), special (NaN, Inf, -0, subnormals, the largest floats) and half (exact
+and real in fp16 and bf16).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cache
+
+import numpy as np
+
+from aerogel.layout import Array
+from aerogel.problem import Conv, Dtypes
+from aerogel.reference import F64, from_float64, to_float64
+from tests.suite.pairs import cover
+
+KINDS = ("exact", "real", "edges", "special", "half")
+
+_EXACT: tuple[tuple[str, ...], ...] = (
+    (), ("bias",), ("bias", "relu"), ("bias", "add", "relu"), ("bias", "relu6"), ("bias", "leaky0.5"), ("relu", "add"),
+)  # fmt: skip
+_REAL = (*_EXACT[:6], ("bias", "leaky0.1", "add"), ("bias", "silu"), ("bias", "hardswish"), ("bias", "silu", "add"))
+_HALF = (Dtypes.of("f16"), Dtypes("f16", "f16", "f16", "f16"), Dtypes.of("bf16"), Dtypes("bf16", "f32", "f32", "f32"))
+
+
+@dataclass(frozen=True)
+class Case:
+    """Stored arrays (rounded to their element types) of one problem. `pick` selects among a method's configurations."""
+
+    kind: str
+    seed: int
+    conv: Conv
+    exact: bool
+    weight: Array
+    x: Array
+    bias: Array | None
+    residual: Array | None
+    pick: float
+    border: tuple[int, int, int, int]
+
+    def numbers(self) -> tuple[F64, F64, F64 | None, F64 | None]:
+        """x, weight, bias, residual as float64."""
+        d = self.conv.dtypes
+        bias = None if self.bias is None else self.bias.astype(np.float64)
+        residual = None if self.residual is None else to_float64(self.residual, d.output)
+        return to_float64(self.x, d.input), to_float64(self.weight, d.weight), bias, residual
+
+
+def case(kind: str, seed: int) -> Case:
+    rng = np.random.default_rng([KINDS.index(kind), seed])
+    if kind == "edges":
+        conv, density, empty = _edge(seed % len(edges()))
+    else:
+        conv, density, empty = _shape(kind, rng), float(rng.choice([0.05, 0.1, 0.3, 0.6])), bool(rng.random() < 0.05)
+    exact = kind == "exact" or (kind in ("edges", "half") and seed % 2 == 0)
+    menu = _EXACT if exact else _REAL
+    conv = replace(conv, epilogue=menu[rng.integers(len(menu))])
+    if kind == "half":
+        conv = replace(conv, dtypes=_HALF[rng.integers(len(_HALF))])
+    weight, x, bias, residual = (_numbers(rng, shape, exact, conv) for shape in _shapes(conv))
+    kept = rng.random(conv.weight_shape) < density
+    if empty:
+        kept &= (rng.random(conv.k) < 0.5)[:, None, None, None]
+    weight *= kept
+    if kind == "special":
+        _poison(rng, x)
+    d = conv.dtypes
+    strided = np.repeat(x, 2, axis=3)[..., ::2] if kind == "edges" and seed % 3 == 0 else x
+    border = tuple(int(v) for v in rng.choice([0, 0, 1, 2], 4)) if rng.random() < 0.5 else (0, 0, 0, 0)
+    return Case(
+        kind, seed, conv, exact, from_float64(weight, d.weight), from_float64(strided, d.input),
+        bias.astype(np.float32) if "bias" in conv.epilogue else None,
+        from_float64(residual, d.output) if "add" in conv.epilogue else None,
+        float(rng.random()), (border[0], border[1], border[2], border[3]),
+    )  # fmt: skip
+
+
+def _shapes(conv: Conv) -> tuple[tuple[int, ...], ...]:
+    return conv.weight_shape, conv.x_shape, (conv.k,), conv.y_shape
+
+
+def _numbers(rng: np.random.Generator, shape: tuple[int, ...], exact: bool, conv: Conv) -> F64:
+    half = conv.dtypes != Dtypes()
+    if exact:  # every sum fits the significand: 24 bits, or 11 (fp16), or 8 (bf16)
+        most = 1 if half else 32
+        return rng.integers(-most, most + 1, shape).astype(np.float64)
+    wide = np.exp2(rng.integers(-3, 3, shape) if half else rng.integers(-12, 12, shape))
+    return rng.standard_normal(shape) * wide
+
+
+def _shape(kind: str, rng: np.random.Generator) -> Conv:
+    """A random small convolution that fits."""
+    while True:
+        groups = int(rng.choice([1, 1, 1, 2, 3]))
+        c, k = (groups * int(rng.integers(1, 20)) for _ in range(2))
+        if rng.random() < 0.08:
+            groups = k = c
+        r, s = (int(v) for v in rng.choice([1, 1, 2, 3, 3, 5], 2))
+        if rng.random() < 0.3:
+            r = s = 1
+        stride, dilation = (tuple(int(v) for v in rng.choice([1, 1, 1, 2, 3], 2)) for _ in range(2))
+        pad = tuple(int(v) for v in rng.choice([0, 0, 1, 1, 2, 3], 4))
+        if rng.random() < 0.4:
+            stride, pad = (1, 1), (r // 2, s // 2, r // 2, s // 2)
+        h, w = (int(v) for v in rng.integers(1, 24, 2))
+        if rng.random() < 0.1:  # a 1-D convolution
+            h = r = 1
+            pad = (0, pad[1], 0, pad[3])
+        n = int(rng.choice([1, 1, 1, 2, 3]))
+        if kind == "half" and c // groups * r * s > 100:
+            continue
+        if n * k * (c // groups) * r * s * h * w > 300_000 or h * w * c > 20_000:
+            continue
+        if h + pad[0] + pad[2] > dilation[0] * (r - 1) and w + pad[1] + pad[3] > dilation[1] * (s - 1):
+            return Conv(c, k, r, s, (stride[0], stride[1]), (pad[0], pad[1], pad[2], pad[3]),
+                        (dilation[0], dilation[1]), groups, n=n, h=h, w=w)  # fmt: skip
+
+
+_Q = tuple(range(1, 17))  # output widths: every q mod 16
+_C = tuple(range(1, 66))
+_K = (1, 2, 3, 16, 17, 33)
+_KERNEL = ((1, 1), (3, 3), (1, 5), (2, 3))
+_PAD = ((0, 0, 0, 0), (1, 1, 1, 1), (2, 0, 1, 3), (0, 3, 0, 0))
+_STRIDE = ((1, 1), (2, 2), (1, 3))
+_DILATION = ((1, 1), (2, 2), (3, 1))
+_GROUPS = ("one", "depthwise", "two")
+_DENSITY = (0.0, 0.1, 1.0, 0.3)  # the last one with empty filters
+_N = (0, 1, 2)
+_P = (1, 2, 5)
+_AXES = (_Q, _C, _K, _KERNEL, _PAD, _STRIDE, _DILATION, _GROUPS, _DENSITY, _N, _P)
+
+
+@cache
+def edges() -> tuple[tuple[int, ...], ...]:
+    """Rows of indices into the axes above, together holding every pair."""
+    return tuple(cover(tuple(len(axis) for axis in _AXES)))
+
+
+def _edge(index: int) -> tuple[Conv, float, bool]:
+    """The Conv of one row; the input is as large as the wanted output needs, at least one pixel."""
+    q, c, k, kernel, pad, stride, dilation, groups, density, n, p = edges()[index]
+    (r, s), (u, v), (dh, dw), (top, left, bottom, right) = _KERNEL[kernel], _STRIDE[stride], _DILATION[dilation], _PAD[pad]
+    channels, filters = _C[c], _K[k]
+    if _GROUPS[groups] == "two":
+        channels, filters = channels + channels % 2, filters + filters % 2
+    if _GROUPS[groups] == "depthwise":
+        filters = channels
+    count = {"one": 1, "two": 2, "depthwise": channels}[_GROUPS[groups]]
+    h = max(1, (_P[p] - 1) * u + dh * (r - 1) + 1 - top - bottom)
+    w = max(1, (_Q[q] - 1) * v + dw * (s - 1) + 1 - left - right)
+    conv = Conv(channels, filters, r, s, (u, v), _PAD[pad], (dh, dw), count, n=_N[n], h=h, w=w)
+    return conv, _DENSITY[density], density == len(_DENSITY) - 1
+
+
+def _poison(rng: np.random.Generator, x: F64) -> None:
+    """Put the numbers that break kernels into about one in thirty elements."""
+    awkward = np.array([np.nan, np.inf, -np.inf, -0.0, 1e-45, -1e-42, 3.4028234e38, -3.4028234e38])
+    hit = rng.random(x.shape) < 0.03
+    x[hit] = rng.choice(awkward, int(hit.sum()))

@@ -1,0 +1,153 @@
+"""Run one case through one method on one ISA and say what is wrong with the answer, if anything."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from itertools import islice
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aerogel.candidate import Kernel, Stats
+from aerogel.layout import NUMPY, Array, Layout
+from aerogel.methods import Method
+from aerogel.reference import F64, activate, bound, convolve, reference, to_float64
+from aerogel.target import Target
+from tests.suite.cases import Case
+from tests.suite.guard import Guarded
+
+CONFIGS = 60
+FLT_MAX = 3.4028234663852886e38
+
+
+@cache
+def _regions() -> dict[str, Guarded]:
+    return {name: Guarded() for name in ("x", "y", "residual", "bias", "scratch", *(f"own{i}" for i in range(12)))}
+
+
+class Expected:
+    """The reference's answer to a case, computed once for all methods and ISAs."""
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        x, weight, bias, residual = case.numbers()
+        finite = np.where(np.isfinite(x), x, 0.0)
+        self.y = reference(finite, weight, case.conv, bias, residual)
+        self.slack = np.zeros(1) if case.exact else bound(finite, weight, case.conv, bias, residual)
+        self.judged = np.ones(self.y.shape, bool)
+        if case.kind == "special":
+            self._special(x, finite, weight, bias, residual)
+
+    def _special(self, x: F64, finite: F64, weight: F64, bias: F64 | None, residual: F64 | None) -> None:
+        """A NaN or Inf that meets a kept weight decides its output; sums that overflow are not judged."""
+        conv = self.case.conv
+        plain = replace(conv, epilogue=())
+
+        def meets(where: NDArray[np.bool_], by: NDArray[np.bool_]) -> NDArray[np.bool_]:
+            return convolve(where.astype(np.float64), by.astype(np.float64), plain) > 0
+
+        plus, minus, positive, negative = x == np.inf, x == -np.inf, weight > 0, weight < 0
+        nan = meets(np.isnan(x), weight != 0)
+        up, down = meets(plus, positive) | meets(minus, negative), meets(plus, negative) | meets(minus, positive)
+        value = np.where(nan | (up & down), np.nan, np.where(up, np.inf, -np.inf))
+        met = nan | up | down
+        size = convolve(np.abs(finite), np.abs(weight), plain)
+        self.judged = (size < FLT_MAX / 4) & (np.abs(self.y) < FLT_MAX / 4)
+        answer = activate(value, conv) if conv.activation else value
+        if "add" in conv.epilogue and residual is not None:
+            before = conv.epilogue.index("add") < len(conv.epilogue) - 1
+            answer = answer if before else answer + residual
+        self.y = np.where(met, answer, self.y)
+        self.slack = np.where(met, 0.0, self.slack)
+
+    def fault(self, y: Array) -> str | None:
+        """None, or what is wrong with `y`."""
+        got = to_float64(y, self.case.conv.dtypes.output)
+        with np.errstate(invalid="ignore"):
+            good = (got == self.y) | (np.isnan(got) & np.isnan(self.y)) | (np.abs(got - self.y) <= self.slack)
+        bad = ~good & self.judged
+        if not bad.any():
+            return None
+        at = tuple(int(i) for i in np.argwhere(bad)[0])
+        return f"{int(bad.sum())} of {bad.size} outputs wrong; first at (n, k, p, q) = {at}: {got[at]!r}, expected {self.y[at]!r}"
+
+
+def faults(method: Method, target: Target, case: Case, expected: Expected, threads: tuple[int, ...] = (1,)) -> str | None:
+    """None, or the first thing wrong. A refusal is right by definition; the tests count those."""
+    stats = Stats.of(case.weight)
+    if method.refuse(case.conv, target, stats) is not None:
+        return None
+    points = list(islice(method.configs(case.conv, target, stats), CONFIGS))
+    config = points[int(case.pick * len(points))]
+    packed = method.pack(case.weight, case.conv, config)
+    stored = case.conv.dtypes.weight
+    if not np.array_equal(to_float64(method.unpack(packed, case.conv), stored), to_float64(case.weight, stored)):
+        return f"{config}: unpack(pack(weight)) is not the weight"
+    reads, writes = method.layouts(case.conv, config, target, case.border)
+    kernels = method.build(packed, case.conv, config, target, reads, writes)
+    if kernels[0].call is not None:
+        return _library(kernels[0], case, expected)
+    answers = []
+    for back in (False, True):
+        for count in threads:
+            wrong, y = _native(kernels, case, reads, writes, back, count)
+            wrong = wrong or expected.fault(y)
+            if wrong:
+                return f"{config}, {count} threads, {'back' if back else 'front'} guard: {wrong}"
+            answers.append(y)
+    if any(a.tobytes() != answers[0].tobytes() for a in answers):
+        return f"{config}: threads {threads} give different bits"
+    return None
+
+
+def _native(kernels: list[Kernel], case: Case, reads: Layout, writes: Layout, back: bool, threads: int) -> tuple[str | None, Array]:
+    from aerogel.runtime import pool
+
+    regions, conv, d = _regions(), case.conv, case.conv.dtypes
+    x = regions["x"].place(reads.elements(conv.x_shape), NUMPY[d.input], back)
+    reads.write(x, case.x)
+    y = regions["y"].place(writes.elements(conv.y_shape), NUMPY[d.output], back)
+    addresses = {"x": x.ctypes.data, "y": y.ctypes.data}
+    if case.bias is not None:
+        addresses["bias"] = regions["bias"].copy(case.bias, back).ctypes.data
+    if case.residual is not None:
+        residual = regions["residual"].place(writes.elements(conv.y_shape), NUMPY[d.output], back)
+        writes.write(residual, case.residual)
+        addresses["residual"] = residual.ctypes.data
+    bytes_ = max(k.scratch_bytes for k in kernels) * threads
+    addresses["scratch"] = regions["scratch"].place(bytes_, np.dtype(np.uint8), back).ctypes.data
+    steps = []
+    for kernel in kernels:
+        guarded = kernel.bind(**addresses)
+        for i, own in enumerate(kernel.owned):
+            guarded[kernel.arguments == own.ctypes.data] = regions[f"own{i}"].copy(own, back).ctypes.data
+        steps.append((kernel, guarded))
+    pool.Segment(steps, threads)()
+    used = writes.elements(conv.y_shape) - writes.slack
+    if (y[used:].view(np.uint8) != 0xFF).any():
+        return "wrote into the slack after y", y
+    if conv.batch and (dirty := writes.dirty_border(y, conv.y_shape)):
+        return f"{dirty} border elements of y are not zero", y
+    return None, writes.read(y, conv.y_shape)
+
+
+def _library(kernel: Kernel, case: Case, expected: Expected) -> str | None:
+    from aerogel.methods.dense import from_torch, to_torch
+
+    assert kernel.call is not None
+    d = case.conv.dtypes
+
+    def laid(array: Array, layout: Layout, dtype: str) -> object:
+        buffer = np.zeros(layout.elements(array.shape), array.dtype)
+        layout.write(buffer, array)
+        return to_torch(layout.view(buffer, array.shape), dtype)
+
+    bias = None if case.bias is None else to_torch(case.bias, "f32")
+    residual = None if case.residual is None else laid(case.residual, kernel.writes, d.output)
+    return expected.fault(from_torch(kernel.call(laid(case.x, kernel.reads, d.input), bias, residual)))
+
+
+def describe(method: str, isa: str, case: Case) -> str:
+    """The command that repeats a case."""
+    return f"python -m tests.suite --method {method} --isa {isa} --kind {case.kind} --seed {case.seed}   # {case.conv}"

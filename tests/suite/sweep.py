@@ -1,0 +1,55 @@
+"""Many cases through one method on every ISA it runs on, the reference computed once for each case."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from aerogel.candidate import Stats
+from aerogel.methods import METHODS, method
+from aerogel.target import here_levels, host
+from tests.suite.cases import case
+from tests.suite.run import Expected, describe, faults
+
+
+@dataclass
+class Sweep:
+    """What happened: cases run, refusals in words, failures with the command that repeats each."""
+
+    ran: int = 0
+    refused: int = 0
+    by_isa: dict[str, int] = field(default_factory=dict)
+    failures: list[str] = field(default_factory=list)
+
+
+LIBRARY = ("dense",)
+"""Methods that call a library: host ISA only, and no guard pages around what they allocate."""
+
+
+def native() -> tuple[str, ...]:
+    """Methods whose kernels are ours."""
+    return tuple(name for name in METHODS if name not in LIBRARY)
+
+
+def sweep(
+    name: str, kind: str, seeds: Iterable[int], threads: tuple[int, ...] = (1,), isa: str | None = None, stop: int = 5
+) -> Sweep:
+    """Run the seeds; gives up after `stop` failures."""
+    done, module = Sweep(), method(name)
+    levels = here_levels()[:1] if name in LIBRARY else here_levels()
+    for seed in seeds:
+        one = case(kind, seed)
+        expected = Expected(one)
+        for level in levels if isa is None else (isa,):
+            target = replace(host().lower(level), threads=max(1 + seed % 3, *threads) if len(threads) > 1 else 1 + seed % 3)
+            if module.refuse(one.conv, target, Stats.of(one.weight)) is not None:
+                done.refused += 1
+                continue
+            done.ran += 1
+            done.by_isa[level] = done.by_isa.get(level, 0) + 1
+            wrong = faults(module, target, one, expected, threads)
+            if wrong:
+                done.failures.append(f"{describe(name, level, one)}\n    {wrong}")
+                if len(done.failures) >= stop:
+                    return done
+    return done

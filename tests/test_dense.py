@@ -1,0 +1,68 @@
+"""dense: right with torch's private ops and without each of them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from aerogel.candidate import Config, Packed, Stats
+from aerogel.errors import InvalidFile
+from aerogel.methods import dense
+from aerogel.problem import Conv
+from aerogel.target import host
+from tests.suite.cases import case
+from tests.suite.sweep import sweep
+
+ANY = Stats(1, 1)
+
+
+class _Hidden:
+    """Stands in for a torch namespace from which one name is missing."""
+
+    def __init__(self, real: object, missing: str) -> None:
+        self._real, self._missing = real, missing
+
+    def __getattr__(self, name: str) -> object:
+        if name == self._missing:
+            raise AttributeError(name)
+        return getattr(self._real, name)
+
+
+def test_prepacked_channels_last_is_tried_first() -> None:
+    configs = list(dense.configs(Conv.parse("n1c3h8w8k4r3s3u1p1"), host(), ANY))
+    assert len(configs) == 4
+    assert configs[0] == Config.make("dense", channels_last=1, prepacked=1)
+
+
+@pytest.mark.parametrize("missing", ["mkldnn_reorder_conv2d_weight", "_convolution_pointwise", "oneDNN"])
+def test_without_a_private_op_the_plain_form_remains(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if missing == "oneDNN":
+        monkeypatch.setattr(torch._C, "_has_mkldnn", False)
+    elif missing.startswith("_"):
+        monkeypatch.setattr(torch.ops, "mkldnn", _Hidden(torch.ops.mkldnn, missing))
+    else:
+        monkeypatch.setattr(torch._C, "_nn", _Hidden(torch._C._nn, missing))
+    configs = list(dense.configs(Conv.parse("n1c3h8w8k4r3s3u1p1"), host(), ANY))
+    assert {c["prepacked"] for c in configs} == {0}
+    done = sweep("dense", "exact", range(200))
+    assert done.ran == 200
+    assert not done.failures
+
+
+def test_dense_within_the_bound_on_real_numbers() -> None:
+    done = sweep("dense", "real", range(400))
+    assert not done.failures, done.failures
+
+
+def test_refusals_are_sentences() -> None:
+    assert "one element type" in str(dense.refuse(Conv.parse("c3k4r1s1u1p0:f16.f32.f32.f32"), host(), ANY))
+    assert "empty batch" in str(dense.refuse(Conv.parse("n0c3h4w4k4r1s1u1p0"), host(), ANY))
+
+
+def test_a_foreign_weight_is_refused() -> None:
+    one = case("exact", 0)
+    good = dense.pack(one.weight, one.conv, Config.make("dense"))
+    assert dense.unpack(good, one.conv) is one.weight
+    for bad in (Packed("direct", 1, good.arrays), Packed("dense", 1, {}), Packed("dense", 1, {"weight": one.weight[:0]})):
+        with pytest.raises(InvalidFile):
+            dense.unpack(bad, one.conv)

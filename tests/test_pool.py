@@ -1,0 +1,97 @@
+"""Torch's thread pool under our kernels: found through torch, quiet after fork, optional."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from aerogel.candidate import Config
+from aerogel.methods import direct
+from aerogel.problem import Conv
+from aerogel.reference import reference
+from aerogel.runtime import pool
+from aerogel.target import host
+
+CONV = Conv.parse("n1c16h12w12k32r3s3u1p1")
+
+
+def _layer() -> tuple[pool.Segment, np.ndarray, np.ndarray, list[object]]:
+    rng = np.random.default_rng(0)
+    weight = (rng.integers(-3, 4, CONV.weight_shape) * (rng.random(CONV.weight_shape) < 0.2)).astype(np.float32)
+    x = rng.integers(-3, 4, CONV.x_shape).astype(np.float32)
+    config = Config.make("direct", vectors=3, channels=8, groups=4, ahead=0)
+    reads, writes = direct.layouts(CONV, config, host(), (0, 0, 0, 0))
+    (kernel,) = direct.build(direct.pack(weight, CONV, config), CONV, config, host(), reads, writes)
+    xb, yb = (np.zeros(lay.elements(s), np.float32) for lay, s in ((reads, CONV.x_shape), (writes, CONV.y_shape)))
+    reads.write(xb, x)
+    scratch = np.zeros(kernel.scratch_bytes * 8, np.uint8)
+    bound = kernel.bind(x=xb.ctypes.data, y=yb.ctypes.data, scratch=scratch.ctypes.data)
+    wanted = reference(x.astype(np.float64), weight.astype(np.float64), CONV)
+    return pool.Segment([(kernel, bound)] * 3, 2), wanted, writes.view(yb, CONV.y_shape), [xb, yb, scratch]
+
+
+def test_the_pool_is_torchs_own() -> None:
+    """The address belongs to the libgomp that torch brought, even beside another one."""
+    entries = pool.entries()
+    assert set(entries) == {"parallel", "barrier", "thread_num", "num_threads"}
+    owner = next(
+        line.split()[-1]
+        for line in Path("/proc/self/maps").read_text().splitlines()
+        if int(line.split("-")[0], 16) <= entries["parallel"] < int(line.split()[0].split("-")[1], 16)
+    )
+    assert Path(torch.__file__).parent.parent in Path(owner).parents
+    assert "gomp" in Path(owner).name
+
+
+def test_threads_follow_torch() -> None:
+    before = torch.get_num_threads()
+    try:
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            assert pool.threads() == count
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_without_libgomp_one_thread_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "_SYMBOLS", {"parallel": "no_such_symbol_in_any_library"})
+    pool.entries.cache_clear()
+    try:
+        assert pool.entries() == {}
+        assert pool.threads() == 1
+        from aerogel.cli.doctor import examine
+
+        (finding,) = (f for f in examine() if f.what == "thread pool")
+        assert not finding.good
+        assert "one thread" in finding.says
+    finally:
+        monkeypatch.undo()
+        pool.entries.cache_clear()
+
+
+def test_a_forked_child_answers_on_one_thread() -> None:
+    """The parent's pool is warm with two threads; entering it in the child would hang for ever."""
+    script = """
+import os, sys, numpy as np, torch
+torch.set_num_threads(2); torch.randn(500, 500) @ torch.randn(500, 500)
+from tests.test_pool import _layer
+from aerogel.runtime import pool
+segment, wanted, y, kept = _layer()
+segment(); assert (y == wanted).all()
+for _ in range(200):
+    child = os.fork()
+    if child == 0:
+        y[...] = np.nan
+        segment()
+        os._exit(0 if (y == wanted).all() and pool.threads() == 1 else 1)
+    assert os.waitpid(child, 0)[1] == 0
+segment(); assert (y == wanted).all() and pool.threads() == 2
+"""
+    folder = Path(__file__).parent.parent
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=240, cwd=folder, env=os.environ | {"PYTHONPATH": "src"})

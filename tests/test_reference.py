@@ -1,0 +1,82 @@
+"""The oracle itself: equal to torch in float64, and its bound is tight enough to see one wrong tap."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from aerogel.problem import Conv
+from aerogel.reference import activate, bound, convolve, from_float64, reference, to_float64
+from tests.suite.cases import case
+
+ACTIVATE = {
+    "relu": F.relu,
+    "relu6": F.relu6,
+    "leaky0.1": lambda v: F.leaky_relu(v, float(np.float32(0.1))),
+    "silu": F.silu,
+    "hardswish": F.hardswish,
+}
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_reference_is_torch_in_float64(seed: int) -> None:
+    conv = case("real", seed).conv
+    rng = np.random.default_rng(seed)
+    x, weight = rng.standard_normal(conv.x_shape), rng.standard_normal(conv.weight_shape)
+    top, left, bottom, right = conv.pad
+    padded = F.pad(torch.from_numpy(x), (left, right, top, bottom))
+    wanted = F.conv2d(padded, torch.from_numpy(weight), None, conv.stride, 0, conv.dilation, conv.groups).numpy()
+    assert np.abs(convolve(x, weight, conv) - wanted).max() < 1e-12 * max(1.0, np.abs(wanted).max()) * 100
+
+
+@pytest.mark.parametrize("name", ACTIVATE)
+def test_activations_are_torchs(name: str) -> None:
+    conv = Conv.parse(f"c1k1r1s1u1p0+{name}")
+    v = np.concatenate([np.linspace(-12, 12, 999), [np.nan, np.inf, -np.inf, 0.0]])
+    wanted = ACTIVATE[name](torch.from_numpy(v)).numpy()
+    assert np.allclose(activate(v, conv), wanted, rtol=1e-13, atol=1e-15, equal_nan=True)
+
+
+@pytest.mark.parametrize("order", ["bias+add+relu", "bias+relu+add", "bias+silu+add", "add", "bias"])
+def test_epilogue_keeps_its_order(order: str) -> None:
+    conv = Conv.parse(f"n2c3h5w4k2r1s1u1p0+{order}")
+    rng = np.random.default_rng(0)
+    x, weight, bias, residual = (rng.standard_normal(s) for s in (conv.x_shape, conv.weight_shape, (2,), conv.y_shape))
+    y = np.einsum("nchw,kc->nkhw", x, weight[:, :, 0, 0])
+    for step in order.split("+"):
+        match step:
+            case "bias":
+                y = y + bias[:, None, None]
+            case "add":
+                y = y + residual
+            case "relu":
+                y = np.maximum(y, 0)
+            case "silu":
+                y = y / (1 + np.exp(-y))
+    assert np.allclose(reference(x, weight, conv, bias, residual), y, rtol=1e-13, atol=1e-14)
+
+
+def test_bound_holds_for_torch_and_sees_one_missing_tap() -> None:
+    missed = 0
+    for seed in range(100):
+        one = case("real", seed)
+        x, weight, bias, residual = one.numbers()
+        kept = np.argwhere(weight)
+        if not len(kept):
+            continue
+        y, slack = reference(x, weight, one.conv, bias, residual), bound(x, weight, one.conv, bias, residual)
+        weight[tuple(kept[len(kept) // 2])] = 0
+        missed += bool((np.abs(reference(x, weight, one.conv, bias, residual) - y) <= slack).all())
+    assert missed < 20, "a tap may be invisible where ReLU or padding hides it, but not often"
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+def test_stored_types_round_to_nearest_even(dtype: str) -> None:
+    v = np.random.default_rng(0).standard_normal(10_000)
+    kinds = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+    wanted = torch.from_numpy(v.astype(np.float32)).to(kinds[dtype]).double().numpy()
+    if dtype == "f16":
+        wanted = v.astype(np.float16).astype(np.float64)  # torch rounds twice, by way of f32
+    assert np.array_equal(to_float64(from_float64(v, dtype), dtype), wanted)
