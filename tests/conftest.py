@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-os.environ["AEROGEL_CACHE"] = str(Path(__file__).parent.parent / ".pytest_cache" / "aerogel")
+os.environ.setdefault("AEROGEL_CACHE", str(Path(__file__).parent.parent / ".pytest_cache" / "aerogel"))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

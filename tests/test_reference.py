@@ -58,6 +58,15 @@ def test_epilogue_keeps_its_order(order: str) -> None:
     assert np.allclose(reference(x, weight, conv, bias, residual), y, rtol=1e-13, atol=1e-14)
 
 
+def test_bound_is_the_papers_formula() -> None:
+    """By hand: four kept weights, a bias and a residual: six roundings of the sum of sizes, and four underflows."""
+    conv = Conv.parse("n1c4h1w1k1r1s1u1p0+bias+add")
+    x, weight = np.array([1.0, -2.0, 3.0, 4.0]).reshape(conv.x_shape), np.full(conv.weight_shape, 0.5)
+    got = bound(x, weight, conv, np.array([-1.0]), np.full(conv.y_shape, 2.0)).item()
+    u = 2.0**-24
+    assert got == pytest.approx(6 * u / (1 - 6 * u) * (5.0 + 1.0 + 2.0) + 4 * 2.0**-149, rel=1e-12)
+
+
 def test_bound_holds_for_torch_and_sees_one_missing_tap() -> None:
     missed = 0
     for seed in range(100):

@@ -105,6 +105,12 @@ class Layout:
             return n * c * h * w + self.slack
         return self.front + n * c * self.plane(h, w) + self.slack
 
+    def allocate(self, shape: Shape) -> Array:
+        """An uninitialised buffer for `shape` that starts on a 64-byte line."""
+        raw = np.empty(self.elements(shape) + self.line, NUMPY[self.dtype])
+        skip = -raw.ctypes.data % LINE_BYTES // self.item_bytes
+        return raw[skip : skip + self.elements(shape)]
+
     def view(self, buffer: Array, shape: Shape) -> Array:
         """The image inside `buffer` as a strided (n, c, h, w) array: a window, not a copy. Not for phases."""
         n, c, h, w = shape

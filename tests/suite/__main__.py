@@ -17,11 +17,12 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--count", type=int, default=1)
     parser.add_argument("--threads", default="1", help="thread counts whose results must have the same bits, e.g. 1,2,3,8")
+    parser.add_argument("--stop", type=int, default=5, help="give up after this many failures")
     given = parser.parse_args()
     threads = tuple(int(t) for t in given.threads.split(","))
     failed = 0
     for name in [given.method] if given.method else native():
-        done = sweep(name, given.kind, range(given.seed, given.seed + given.count), threads, given.isa)
+        done = sweep(name, given.kind, range(given.seed, given.seed + given.count), threads, given.isa, given.stop)
         failed += len(done.failures)
         print(f"{name} {given.kind}: {done.ran} ran, {done.refused} refused, {len(done.failures)} failed")
         for line in done.failures[:10]:

@@ -27,7 +27,6 @@ log = logging.getLogger("aerogel")
 
 _CPU = {"avx512": "x86-64-v4", "avx2": "x86-64-v3", "generic": "x86-64", "neon": "generic"}
 _TRIPLE = {"neon": "aarch64-unknown-linux-gnu"}
-_FEATURES = {"avx512": "-prefer-256-bit", "avx2": "", "generic": "", "neon": "+neon"}
 _HALF = {"avx512": "+avx512fp16", "neon": "+fullfp16"}
 _lock = threading.Lock()
 _loaded: dict[str, tuple[int, object]] = {}
@@ -46,7 +45,7 @@ def object_code(text: str, isa: str, *, half: bool = False) -> bytes:
     """Compile IR to an ELF object for an ISA; `half` allows its fp16 arithmetic. No cache, no host involved."""
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
-    features = ",".join(f for f in (_FEATURES[isa], _HALF.get(isa, "") if half else "") if f)
+    features = _HALF[isa] if half else ""
     triple = _TRIPLE.get(isa, "x86_64-unknown-linux-gnu")
     machine = llvm.Target.from_triple(triple).create_target_machine(
         cpu=_CPU[isa], features=features, opt=2, reloc="pic", codemodel="default"

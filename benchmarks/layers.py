@@ -1,0 +1,134 @@
+"""Each distinct layer of a pruned network: `direct` in its first configuration beside the fastest `dense`, interleaved.
+
+    python benchmarks/layers.py --pattern ../shared/patterns/resnet50-90.npz --json layers.json
+
+Buffers rotate so that x and y come from beyond L2, as they do in a running network. `ratio` is dense over direct (medians), summed
+over the stride-1 layers, each as often as the network has it. Layout conversions are not in these figures: between layers of
+ours there are none.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import date
+from itertools import cycle
+from pathlib import Path
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from aerogel.candidate import Config, Stats
+from aerogel.layout import Array
+from aerogel.methods import dense, direct
+from aerogel.problem import Conv
+from aerogel.runtime import pool
+from aerogel.target import Target, host
+from aerogel.tune.measure import interleaved
+from benchmarks.patterns import Layer, distinct, load
+
+Call = Callable[[], object]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pattern", type=Path, required=True, help="a .npz of real masks")
+    parser.add_argument("--json", type=Path, help="write the results here")
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--only", help="layers whose problem string contains this")
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    target = replace(host(), threads=given.threads)
+    chosen = [(one, count) for one, count in distinct(load(given.pattern)) if not given.only or given.only in str(one.conv)]
+    rows = [measure(one, count, target, given.rounds) for one, count in track(chosen, "measuring", console=Console(stderr=True))]
+    counted = [row for row in rows if row["stride"] == 1]
+    total = {name: sum(row["count"] * row[name] for row in counted) for name in ("dense_us", "direct_us")}
+    result = {
+        "pattern": given.pattern.stem, "ratio": total["dense_us"] / total["direct_us"], "summed": total, "layers": rows,
+        "target": str(target), "torch": torch.__version__, "date": date.today().isoformat(), "rounds": given.rounds,
+    }  # fmt: skip
+    show(result)
+    if given.json:
+        given.json.write_text(json.dumps(result, indent=1))
+
+
+def measure(layer: Layer, count: int, target: Target, rounds: int) -> dict[str, object]:
+    """Medians of one layer's candidates, and what the best dense was."""
+    conv, rng = layer.conv, np.random.default_rng(0)
+    weight, bias = layer.weight(rng), rng.standard_normal(conv.k).astype(np.float32)
+    x, stats = rng.standard_normal(conv.x_shape).astype(np.float32), Stats.of(weight)
+    ours = next(direct.configs(conv, target, stats))
+    theirs = list(dense.configs(conv, target, stats))
+    calls = [_direct(conv, ours, weight, x, bias, target), *(_dense(conv, config, weight, x, bias, target) for config in theirs)]
+    with torch.inference_mode():
+        first, *others = interleaved(calls, rounds)
+    best = min(range(len(others)), key=lambda i: others[i].p50_us)
+    return {
+        "layer": layer.name, "conv": str(conv), "count": count, "stride": conv.stride[0], "sparsity": stats.sparsity,
+        "direct": str(ours), "direct_us": first.p50_us, "direct_min_us": first.min_us,
+        "dense": str(theirs[best]), "dense_us": others[best].p50_us, "dense_min_us": others[best].min_us,
+        "ratio": others[best].p50_us / first.p50_us,
+        "gflops": 2 * stats.nonzeros * conv.out[0] * conv.out[1] / first.p50_us / 1e3,
+    }  # fmt: skip
+
+
+def _copies(conv: Conv, target: Target) -> int:
+    """How many pairs of x and y it takes to be larger than twice L2."""
+    pair = 4 * (np.prod(conv.x_shape) + np.prod(conv.y_shape))
+    return int(min(16, 1 + 2 * target.l2_bytes // pair))
+
+
+def _direct(conv: Conv, config: Config, weight: Array, x: Array, bias: Array, target: Target) -> Call:
+    reads, writes = direct.layouts(conv, config, target, conv.pad)
+    (kernel,) = direct.build(direct.pack(weight, conv, config), conv, config, target, reads, writes)
+    scratch = np.empty(kernel.scratch_bytes * target.threads + 64, np.uint8)
+    kept: list[object] = [scratch, bias]
+    segments = []
+    for _ in range(_copies(conv, target)):
+        xb, yb = reads.allocate(conv.x_shape), writes.allocate(conv.y_shape)
+        reads.write(xb, x)
+        start = scratch.ctypes.data + -scratch.ctypes.data % 64
+        bound = kernel.bind(x=xb.ctypes.data, y=yb.ctypes.data, bias=bias.ctypes.data, scratch=start)
+        kept += [xb, yb]
+        segments.append(pool.Segment([(kernel, bound)], target.threads))
+    turn = cycle(segments)
+    return lambda kept=kept: next(turn)()  # type: ignore[misc]
+
+
+def _dense(conv: Conv, config: Config, weight: Array, x: Array, bias: Array, target: Target) -> Call:
+    reads, writes = dense.layouts(conv, config, target, (0, 0, 0, 0))
+    (kernel,) = dense.build(dense.pack(weight, conv, config), conv, config, target, reads, writes)
+    call, own = kernel.call, torch.from_numpy(bias)
+    assert call is not None
+    form = torch.channels_last if config["channels_last"] else torch.contiguous_format
+    turn = cycle([torch.from_numpy(x).clone().contiguous(memory_format=form) for _ in range(_copies(conv, target))])
+    return lambda: call(next(turn), own, None)
+
+
+def show(result: dict[str, object]) -> None:
+    """The table a person reads."""
+    table = Table(title=f"{result['pattern']}: direct beside the fastest dense torch ({result['target']})")
+    for heading in ("layer", "times", "zeros", "dense us", "direct us", "ratio", "GF/s", "direct's configuration"):
+        table.add_column(heading, justify="left" if heading in ("layer", "direct's configuration") else "right", no_wrap=True)
+    layers = result["layers"]
+    assert isinstance(layers, list)
+    for row in layers:
+        table.add_row(
+            row["conv"], str(row["count"]), f"{row['sparsity']:.1%}", f"{row['dense_us']:.0f}", f"{row['direct_us']:.0f}",
+            f"{row['ratio']:.2f}x", f"{row['gflops']:.0f}", str(row["direct"]).partition("/")[2],
+        )  # fmt: skip
+    Console(width=150).print(table)
+    print(f"stride-1 layers, each as often as the network has it: {result['ratio']:.2f}x")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+"""Faults seeded by hand, one at a time, each of which the tests must catch.
+
+    python -m tests.faults             every fault; prints who caught it and fails on a survivor
+    python -m tests.faults --only 7    one of them
+
+A fault is a file, the text to find in it (exactly once) and what to put there instead, in a copy of the sources. The shared suite
+runs first (a crash counts: guard pages work by crashing); a fault that lives elsewhere names its test.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+SUITE = "suite"
+CACHE = ROOT / ".pytest_cache" / "aerogel"  # shared: its keys hold a digest of the code generator, broken or not
+SWEEPS = (
+    ("exact", 60, "1"),
+    ("edges", 150, "1"),
+    ("real", 60, "1"),
+    ("special", 80, "1"),
+    ("half", 60, "1"),
+    ("real", 40, "1,2,3"),
+)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What is broken, in words and in text; `caught_by` is the suite or a test file."""
+
+    file: str
+    find: str
+    put: str
+    why: str
+    caught_by: str = SUITE
+
+
+ROWS, EPILOGUE, EMIT = "codegen/rows.py", "codegen/epilogue.py", "codegen/emit.py"
+DIRECT, LAYOUT, REFERENCE = "methods/direct.py", "layout.py", "reference.py"
+
+FAULTS = (
+    Fault(ROWS, "rest, acc = e.loop(first, last, several, acc, UNROLL)", "rest, acc = first, acc", "the unrolled part is left out, but its remainder runs it all", "tests/test_llvm.py"),
+    Fault(ROWS, "return e.loop(rest, last, one, acc)[1]", "return acc", "the last few nonzeros of a row are dropped"),
+    Fault(ROWS, "sums = one(b.add(at, I64(i)), sums)", "sums = one(b.add(at, I64(0)), sums)", "the unrolled loop reads one nonzero four times"),
+    Fault(ROWS, "e.vector(e.at(window, I64(i * self.x_step))", "e.vector(e.at(window, I64(0 * self.x_step))", "every vector reads the first one's pixels"),
+    Fault(ROWS, "so_far = e.choose(opening, fresh, resumed)", "so_far = fresh()", "partial sums of earlier channels are lost"),
+    Fault(ROWS, "e.choose(closing, finish, keep)", "finish()", "the epilogue is applied after every block of channels"),
+    Fault(ROWS, "so_far = e.at(scratch, b.mul(b.sub(k, low)", "so_far = e.at(scratch, b.mul(b.sub(k, k)", "filters share one slot of partial sums"),
+    Fault(ROWS, 'scratch = self.e.at(a["scratch"], b.mul(thread, a["scratch_thread"]))', 'scratch = a["scratch"]', "threads share one scratch"),
+    Fault(ROWS, "narrow.append(b.select(live, v, ir.Constant(v.type, None)))", "narrow.append(v)", "rubbish lanes stay in the border"),
+    Fault(ROWS, "e.choose(whole, everything, some)", "everything()", "the last block stores past its plane"),
+    Fault(ROWS, "self.e.when(final, lambda: self.border(image, group))", "pass", "the border is never written"),
+    Fault(ROWS, "e.when(opening, lambda: self._front(zero))", "pass", "the front of the buffer is never written"),
+    Fault(ROWS, "last = b.sdiv(b.mul(units, b.add(thread, I64(1))), threads)", "last = b.sdiv(b.mul(units, thread), threads)", "a thread's share is empty"),
+    Fault(ROWS, 'image = b.sdiv(u, per_image)', 'image = I64(0)', "every image is the first"),
+    Fault(ROWS, 'if step == "add":', 'if step == "sum":', "the residual is taken for an activation"),
+    Fault(ROWS, 'e.splat(e.scalar(a["bias"], k, "f32", "f32")', 'e.splat(e.scalar(a["bias"], j, "f32", "f32")', "bias of the row's place, not of its filter"),
+    Fault(EPILOGUE, 'return e.b.select(e.b.fcmp_ordered("<", v, low), low, v)  #', 'return e.b.select(e.b.fcmp_ordered(">", v, low), v, low)  #', "ReLU swallows NaN"),
+    Fault(EPILOGUE, "constant(lanes, 3.0)), zero)", "constant(lanes, 2.0)), zero)", "Hardswish is shifted"),
+    Fault(EPILOGUE, "_at_least(e, v, zero), constant(lanes, 6.0))", "_at_least(e, v, zero), constant(lanes, 7.0))", "ReLU6 is ReLU7"),
+    Fault(EPILOGUE, "_LN2_LOW = 1.42860682030941723e-6", "_LN2_LOW = 1.3e-6", "the exponential is a little off", "tests/test_epilogue.py"),
+    Fault(EPILOGUE, "b.fmul(x, constant(lanes, 0.0)), below)", "below, below)", "SiLU of very negative numbers does not vanish"),
+    Fault(EPILOGUE, 'b.select(b.fcmp_ordered(">", v, zero), v, b.fmul(v, slope))', 'b.select(b.fcmp_ordered("<", v, zero), v, b.fmul(v, slope))', "LeakyReLU leaks upwards"),
+    Fault(EMIT, "_fill(I32, lanes, 0x7FFF)", "_fill(I32, lanes, 0x8000)", "bf16 ties round away from even", "tests/test_epilogue.py"),
+    Fault(EMIT, "kept = self.b.select(self.b.fcmp_unordered(\"uno\", value, value), quiet, rounded)", "kept = self.b.lshr(bits, _fill(I32, lanes, 1))", "bf16 is stored shifted"),
+    Fault(DIRECT, "row, column = i * conv.dilation[0] - top, j * conv.dilation[1] - left", "row, column = i - top, j - left", "dilation is forgotten"),
+    Fault(DIRECT, "row, column = i * conv.dilation[0] - top, j * conv.dilation[1] - left", "row, column = i * conv.dilation[1] - top, j * conv.dilation[0] - left", "dilation's two numbers are swapped"),
+    Fault(DIRECT, "row // u * reads.pitch + column // v)", "row // u * reads.pitch + column // u)", "the column's stride is taken for the row's"),
+    Fault(DIRECT, "first_channel = filters // (conv.k // conv.groups) * (conv.c // conv.groups)", "first_channel = filters * 0", "groups all read the first group's channels"),
+    Fault(DIRECT, "live = (pixels < flat) & (pixels % writes.pitch < q)", "live = pixels < flat", "the gap between rows is taken for pixels"),
+    Fault(DIRECT, "blocks = -(-live_vectors // code.vectors)", "blocks = max(1, live_vectors // code.vectors)", "the last block is left out"),
+    Fault(DIRECT, "scratch = widest * code.vectors * code.lanes * 4 if", "scratch = (widest - 1) * code.vectors * code.lanes * 4 if", "scratch is one filter short"),
+    Fault(DIRECT, "return max(0, farthest + reach - conv.c * reads.plane(*conv.size)),", "return max(0, farthest + reach - conv.c * reads.plane(*conv.size) - 16),", "x's slack is a vector short"),
+    Fault(DIRECT, "nonzeros = np.argsort(rank[filters * blocks + at_block], kind=\"stable\")", "nonzeros = np.arange(len(filters))", "nonzeros are not sorted into their rows"),
+    Fault(DIRECT, "edges = _edges(counts.sum(1), config[\"groups\"])", "edges = _edges(counts.sum(1), config[\"groups\"])[:-1]", "the last group of filters is lost"),
+    Fault(DIRECT, "or a[\"position\"].max() >= c * r * s", "or a[\"position\"].max() > c * r * s", "a position one past the filter is let in", "tests/test_direct.py"),
+    Fault(DIRECT, "or (np.diff(start) < 0).any()", "or False", "row starts that go back are let in", "tests/test_direct.py"),
+    Fault(DIRECT, "reads.slack < x_slack or", "", "a layout without slack is let in", "tests/test_direct.py"),
+    Fault(LAYOUT, "zeros = max(top * self.pitch + left, bottom * self.pitch + right)", "zeros = max(top * self.pitch, bottom * self.pitch)", "planes overlap their side borders"),
+    Fault(LAYOUT, "return _up(self.border[0] * self.pitch + self.border[1], self.line)", "return self.border[0] * self.pitch // self.line * self.line", "the front is too short"),
+    Fault(LAYOUT, "part = padded[:, :, i::u, j::v]", "part = padded[:, :, j::u, i::v]", "phases are transposed"),
+    Fault("candidate.py", "residual + y_front if residual else 0", "residual if residual else 0", "the residual starts at its border"),
+    Fault("runtime/pool.py", "self._context[segment.CONTEXT.index(\"threads\")] = 1", "pass", "a forked child enters its parent's pool", "tests/test_pool.py"),
+    Fault("codegen/segment.py", "_steps(e, context, thread, threads, lambda: e.b.call(barrier, []))", "_steps(e, context, thread, I64(1), lambda: e.b.call(barrier, []))", "every thread does all of the work at once", "tests/test_threads.py"),
+    Fault("codegen/llvm.py", "if hashlib.sha256(raw[32:]).digest() == raw[:32]:", "if True:", "a damaged cache entry is used", "tests/test_llvm.py"),
+    Fault("target.py", 'VECTOR_BYTES = {"avx512": 64', 'VECTOR_BYTES = {"avx512": 32', "half of every register is left unused", "tests/test_llvm.py"),
+    Fault("methods/dense.py", "return F.pad(x, (left, right, top, bottom)), (0, 0)", "return F.pad(x, (right, left, top, bottom)), (0, 0)", "uneven padding is mirrored", "tests/test_dense.py"),
+    Fault(REFERENCE, "i * dh : i * dh + (p - 1) * u + 1 : u", "i : i + (p - 1) * u + 1 : u", "the oracle forgets dilation", "tests/test_reference.py"),
+    Fault(REFERENCE, "return np.where(v < 0, 0.0, np.where(v > 6, 6.0, v))", "return np.where(v < 0, 0.0, v)", "the oracle's ReLU6 has no 6", "tests/test_reference.py"),
+    Fault(REFERENCE, "error = gamma(roundings, \"f32\") * total", "error = 1e3 * gamma(roundings, \"f32\") * total", "the bound is a thousand times too wide", "tests/test_reference.py"),
+)  # fmt: skip
+
+
+def run(fault: Fault) -> str | None:
+    """Who caught the fault, or None."""
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder)
+        shutil.copytree(ROOT / "src", copy / "src", ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / "tests", copy / "tests", ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copy(ROOT / "pyproject.toml", copy)
+        target = copy / "src" / "aerogel" / fault.file
+        text = target.read_text()
+        assert text.count(fault.find) == 1, f"{fault.file}: '{fault.find}' stands there {text.count(fault.find)} times"
+        target.write_text(text.replace(fault.find, fault.put))
+        environment = os.environ | {"PYTHONPATH": str(copy / "src"), "AEROGEL_CACHE": str(CACHE), "OMP_NUM_THREADS": "1"}
+        if fault.caught_by != SUITE:
+            command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", "--quick", fault.caught_by]
+            done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, timeout=300)
+            return fault.caught_by if done.returncode == 1 or done.returncode < 0 else None
+        for kind, count, threads in SWEEPS:
+            command = [
+                sys.executable,
+                "-m",
+                "tests.suite",
+                "--kind",
+                kind,
+                "--count",
+                str(count),
+                "--threads",
+                threads,
+                "--stop",
+                "1",
+            ]
+            done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, timeout=300)
+            if done.returncode:
+                return f"{kind} x {threads} ({'failed' if done.returncode > 0 else f'signal {-done.returncode}'})"
+    return None
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--only", type=int, help="the number of one fault")
+    only = parser.parse_args().only
+    chosen = list(enumerate(FAULTS)) if only is None else [(only, FAULTS[only])]
+    survivors = 0
+    with ThreadPoolExecutor(2) as pool:
+        for (number, fault), caught in zip(chosen, pool.map(run, [f for _, f in chosen]), strict=True):
+            survivors += caught is None
+            print(f"{number:2d} {fault.why}: {'SURVIVED' if caught is None else 'caught by ' + caught}", flush=True)
+    print(f"{len(chosen) - survivors} of {len(chosen)} faults caught")
+    return 1 if survivors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,14 @@
+"""Every seeded fault is caught. The list and the command to run it alone are in `faults.py`."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.faults import FAULTS, run
+
+
+@pytest.mark.parametrize("number", range(len(FAULTS)), ids=lambda n: f"{n}-{FAULTS[n].why.replace(' ', '_')}")
+def test_fault_is_caught(number: int, request: pytest.FixtureRequest) -> None:
+    if request.config.getoption("--quick"):
+        pytest.skip("faults are not part of --quick")
+    assert run(FAULTS[number]) is not None, f"survived: {FAULTS[number].why}; python -m tests.faults --only {number}"

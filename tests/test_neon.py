@@ -1,0 +1,94 @@
+"""AArch64: NEON code for every kernel, and a sample executed by qemu. (Emulated: right or wrong, never a speed.)"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from aerogel.candidate import POINTERS, Kernel, Stats
+from aerogel.codegen import llvm, rows
+from aerogel.layout import NUMPY, Array
+from aerogel.methods import direct
+from aerogel.problem import Dtypes
+from aerogel.target import Target
+from tests.suite.cases import _EXACT, _HALF, _REAL, Case, case
+from tests.suite.run import Expected
+
+NEON = Target("neon", ("fp16",), threads=2)
+TOOLS = ("qemu-aarch64", "aarch64-linux-gnu-gcc")
+
+
+@pytest.mark.parametrize("dtypes", [Dtypes(), *_HALF], ids=str)
+def test_every_kernel_has_a_neon_form(dtypes: Dtypes) -> None:
+    for vectors, epilogue in product((1, 7, 14), dict.fromkeys((*_EXACT, *_REAL))):
+        steps = tuple("leaky" if e.startswith("leaky") else e for e in epilogue)
+        code = rows.RowsCode("neon", dtypes, vectors, steps)
+        made = llvm.object_code(rows.emit(code), "neon", half=dtypes.accumulator == "f16")
+        assert made[:4] == b"\x7fELF"
+        assert int.from_bytes(made[18:20], "little") == 183, "the machine in the ELF header is AArch64"
+
+
+@pytest.mark.skipif(not all(map(shutil.which, TOOLS)), reason=f"needs Debian's qemu-user and gcc-aarch64-linux-gnu: {TOOLS}")
+@pytest.mark.parametrize(("kind", "seed"), product(("exact", "real", "half"), range(12)))
+def test_a_sample_runs_right_under_qemu(kind: str, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = case(kind, seed)
+    if direct.refuse(one.conv, NEON, Stats.of(one.weight)):
+        pytest.skip("refused")
+    emitted: list[Callable[[], str]] = []
+
+    def capture(name: str, entry: str, emit: Callable[[], str], isa: str, *, half: bool = False) -> int:
+        emitted.append(emit)
+        return 1
+
+    monkeypatch.setattr(llvm, "function", capture)
+    kernel = _kernel(one)
+    code = llvm.object_code(emitted[0](), "neon", half=one.conv.dtypes.accumulator == "f16")
+    (tmp_path / "rows.o").write_bytes(code)
+    harness = Path(__file__).parent / "neon_harness.c"
+    subprocess.run(["aarch64-linux-gnu-gcc", "-static", "-o", tmp_path / "run", harness, tmp_path / "rows.o"], check=True)
+    (tmp_path / "in").write_bytes(_slots(kernel, one))
+    subprocess.run(["qemu-aarch64", "-cpu", "max", tmp_path / "run", tmp_path / "in", tmp_path / "out"], check=True)
+    y = np.fromfile(tmp_path / "out", NUMPY[one.conv.dtypes.output])
+    assert Expected(one).fault(kernel.writes.read(y, one.conv.y_shape)) is None
+    assert kernel.writes.dirty_border(y, one.conv.y_shape) == 0
+
+
+def _kernel(one: Case) -> Kernel:
+    points = list(direct.configs(one.conv, NEON, Stats.of(one.weight)))
+    config = points[int(one.pick * len(points))]
+    reads, writes = direct.layouts(one.conv, config, NEON, one.border)
+    (kernel,) = direct.build(direct.pack(one.weight, one.conv, config), one.conv, config, NEON, reads, writes)
+    return replace(kernel)
+
+
+def _slots(kernel: Kernel, one: Case) -> bytes:
+    """The argument slots as the harness reads them."""
+    reads, writes = kernel.reads, kernel.writes
+    x = np.full(reads.elements(one.conv.x_shape), 0, NUMPY[one.conv.dtypes.input])
+    reads.write(x, one.x)
+    y = np.frombuffer(b"\xff" * writes.elements(one.conv.y_shape) * writes.item_bytes, NUMPY[one.conv.dtypes.output])
+    residual = y.copy()
+    if one.residual is not None:
+        writes.write(residual, one.residual)
+    bias = np.zeros(0, np.float32) if one.bias is None else one.bias
+    given: dict[str, tuple[Array, int]] = {
+        "x": (x, reads.front * reads.item_bytes), "y": (y, writes.front * writes.item_bytes),
+        "residual": (residual, writes.front * writes.item_bytes), "bias": (bias, 0),
+        "scratch": (np.zeros(kernel.scratch_bytes * 2, np.uint8), 0),
+    }  # fmt: skip
+    own = {o.ctypes.data: o for o in kernel.owned}
+    out = np.int64(len(kernel.arguments)).tobytes()
+    for i, value in enumerate(kernel.arguments.tolist()):
+        array, start = given[POINTERS[i]] if i < len(POINTERS) else (own.get(value), 0)
+        if array is None:
+            out += np.array([0, value], np.int64).tobytes()
+        else:
+            out += np.array([1, array.nbytes, start], np.int64).tobytes() + array.tobytes()
+    return out
