@@ -16,7 +16,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import date
 from itertools import cycle
+from math import prod
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -61,7 +63,7 @@ def main() -> None:
         given.json.write_text(json.dumps(result, indent=1))
 
 
-def measure(layer: Layer, count: int, target: Target, rounds: int) -> dict[str, object]:
+def measure(layer: Layer, count: int, target: Target, rounds: int) -> dict[str, Any]:
     """Medians of one layer's candidates, and what the best dense was."""
     conv, rng = layer.conv, np.random.default_rng(0)
     weight, bias = layer.weight(rng), rng.standard_normal(conv.k).astype(np.float32)
@@ -83,8 +85,8 @@ def measure(layer: Layer, count: int, target: Target, rounds: int) -> dict[str, 
 
 def _copies(conv: Conv, target: Target) -> int:
     """How many pairs of x and y it takes to be larger than twice L2."""
-    pair = 4 * (np.prod(conv.x_shape) + np.prod(conv.y_shape))
-    return int(min(16, 1 + 2 * target.l2_bytes // pair))
+    pair = 4 * (prod(conv.x_shape) + prod(conv.y_shape))
+    return min(16, 1 + 2 * target.l2_bytes // pair)
 
 
 def _direct(conv: Conv, config: Config, weight: Array, x: Array, bias: Array, target: Target) -> Call:

@@ -63,7 +63,7 @@ def configs(conv: Conv, target: Target, stats: Stats) -> Iterator[Config]:
     cost = {(v, b): _cycles(conv, target, stats, reads.pitch, live, v, b, far) for v in vectors for b in blocks}
     for v, b in sorted(cost, key=lambda point: cost[point]):
         groups = _filter_groups(conv, live, v, target)
-        yield Config.make(NAME, vectors=v, channels=b, groups=groups, ahead=4 if far[1] > target.l2_bytes // 4 else 0)
+        yield Config.make(NAME, vectors=v, channels=b, groups=groups, ahead=4)
 
 
 def _cycles(
@@ -71,21 +71,19 @@ def _cycles(
 ) -> float:
     """Modelled cycles of one image: it orders candidates and is never shown as a time.
 
-    Fitted by hand to the 90 % ResNet-50's layers on an AVX-512 server core. A nonzero costs its loads, two a cycle from the
-    nearest cache, more from the next, twice where a vector straddles a line; a row costs its start, its end and its partial
-    sums; images beyond the second cache (`far`: bytes of x and y) cost long bursts at each touch.
+    Fitted to 46 layers (ResNet-50 at 80, 90 and 95 %) on one AVX-512 server core, where its first choice costs 4 % over the best
+    of a full search. A nonzero costs its loads, two a cycle, more for the share of its window that the nearest cache cannot
+    hold and where a vector straddles a line; a row costs its start, its end and its partial sums; images beyond the second cache
+    (`far`: bytes of x and y) cost time at each touch.
     """
-    width, taps = target.vector_bytes, conv.r
+    width = target.vector_bytes
     passes = -(-(conv.c // conv.groups) // channels)
-    span = min(taps * vectors * width, vectors * width + (taps - 1) * (pitch + 1) * ITEM_BYTES[conv.dtypes.input])
-    loads = vectors * (2 - 1 / conv.s)
-    near, middle = target.l1_bytes * 3 // 4, target.l2_bytes * 3 // 10
-    window = channels * span
-    nonzero = (loads + 2) / 2 if window <= near else loads * 1.5 + 1 if window <= middle else loads * 2
-    partial = vectors * (2 if conv.k * vectors * width <= target.l1_bytes // 2 else 4)
-    rows = conv.k * (passes * (20 + 2 * vectors) + (passes - 1) * partial)
-    touch = 150 + 10 * vectors
-    moved = sum(count * touch for count, size in zip((conv.c, conv.k), far, strict=True) if size > target.l2_bytes // 2)
+    span = min(conv.r * vectors * width, vectors * width + (conv.r - 1) * (pitch + 1) * ITEM_BYTES[conv.dtypes.input])
+    loads = vectors * (1 + 3.5 * (1 - 1 / conv.s))
+    missing = max(0.0, 1 - 0.9 * target.l1_bytes / (channels * span))
+    nonzero = (loads + 2) / 2 + 1.2 * loads * missing
+    rows = conv.k * (passes * (25 + 1.2 * vectors) + (passes - 1) * 2.5 * vectors)
+    moved = sum(count * (20 + 27 * vectors) for count, size in zip((conv.c, conv.k), far, strict=True) if size > target.l2_bytes // 2)
     return -(-live // vectors) * (stats.nonzeros * nonzero + rows + moved)
 
 
