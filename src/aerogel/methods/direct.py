@@ -83,7 +83,9 @@ def _cycles(
     missing = max(0.0, 1 - 0.9 * target.l1_bytes / (channels * span))
     nonzero = (loads + 2) / 2 + 1.2 * loads * missing
     rows = conv.k * (passes * (25 + 1.2 * vectors) + (passes - 1) * 2.5 * vectors)
-    moved = sum(count * (20 + 27 * vectors) for count, size in zip((conv.c, conv.k), far, strict=True) if size > target.l2_bytes // 2)
+    moved = sum(
+        count * (20 + 27 * vectors) for count, size in zip((conv.c, conv.k), far, strict=True) if size > target.l2_bytes // 2
+    )
     return -(-live // vectors) * (stats.nonzeros * nonzero + rows + moved)
 
 
