@@ -95,13 +95,14 @@ Call = Callable[[torch.Tensor, torch.Tensor | None, torch.Tensor | None], torch.
 
 
 def _plain(weight: torch.Tensor, conv: Conv, config: Config) -> Call:
+    dilation = _dilation(conv)
     if config["channels_last"]:
         weight = weight.contiguous(memory_format=torch.channels_last)
 
     def call(x: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor | None) -> torch.Tensor:
         x, padding = _padded(x, conv)
         own = None if bias is None else bias.to(x.dtype)
-        y = F.conv2d(x, weight, own, conv.stride, padding, conv.dilation, conv.groups)
+        y = F.conv2d(x, weight, own, conv.stride, padding, dilation, conv.groups)
         return _after(y, conv, conv.epilogue, residual)
 
     return call
@@ -116,7 +117,7 @@ def _prepacked(weight: torch.Tensor, conv: Conv) -> Call:
     padding = [top, left] if even else [0, 0]
     n, c, h, w = conv.x_shape
     size = [n, c, h, w] if even else [n, c, h + top + bottom, w + left + right]
-    shape = (padding, list(conv.stride), list(conv.dilation), conv.groups)
+    shape = (padding, list(conv.stride), _dilation(conv), conv.groups)
     packed = reorder(weight.to_mkldnn(), *shape, size)
     steps = tuple(e for e in conv.epilogue if e != "bias")
     if steps[:1] == ("add",):
@@ -140,6 +141,11 @@ def _prepacked(weight: torch.Tensor, conv: Conv) -> Call:
         return _after(y, conv, after, residual)
 
     return call_unary
+
+
+def _dilation(conv: Conv) -> list[int]:
+    """A kernel one wide has no dilation. oneDNN under torch 2.13 crashes when told of one (channels_last, groups, padding)."""
+    return [d if size > 1 else 1 for d, size in zip(conv.dilation, (conv.r, conv.s), strict=True)]
 
 
 def _attribute(step: str) -> tuple[str, list[float], str]:
