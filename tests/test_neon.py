@@ -36,7 +36,7 @@ def test_every_kernel_has_a_neon_form(dtypes: Dtypes) -> None:
 
 
 @pytest.mark.skipif(not all(map(shutil.which, TOOLS)), reason=f"needs Debian's qemu-user and gcc-aarch64-linux-gnu: {TOOLS}")
-@pytest.mark.parametrize(("kind", "seed"), product(("exact", "real", "half"), range(12)))
+@pytest.mark.parametrize(("kind", "seed"), list(product(("exact", "real", "half"), range(12))))
 def test_a_sample_runs_right_under_qemu(kind: str, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one = case(kind, seed)
     if direct.refuse(one.conv, NEON, Stats.of(one.weight)):
