@@ -31,6 +31,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from aerogel.candidate import Config, Stats
 from aerogel.layout import Array
 from aerogel.methods import dense, direct
+from aerogel.plan import Timing
 from aerogel.problem import Conv
 from aerogel.runtime import pool
 from aerogel.target import Target, host
@@ -72,7 +73,8 @@ def measure(layer: Layer, count: int, target: Target, rounds: int) -> dict[str, 
     theirs = list(dense.configs(conv, target, stats))
     calls = [_direct(conv, ours, weight, x, bias, target), *(_dense(conv, config, weight, x, bias, target) for config in theirs)]
     with torch.inference_mode():
-        first, *others = interleaved(calls, rounds)
+        times = interleaved(calls, rounds)
+    first, *others = (Timing.of(t, times[0]) for t in times)
     best = min(range(len(others)), key=lambda i: others[i].p50_us)
     return {
         "layer": layer.name, "conv": str(conv), "count": count, "stride": conv.stride[0], "sparsity": stats.sparsity,

@@ -84,7 +84,7 @@ FAULTS = (
     Fault(DIRECT, "or a[\"position\"].max() >= c * r * s", "or a[\"position\"].max() > c * r * s", "a position one past the filter is let in", "tests/test_direct.py"),
     Fault(DIRECT, "or (np.diff(start) < 0).any()", "or False", "row starts that go back are let in", "tests/test_direct.py"),
     Fault(DIRECT, "reads.slack < x_slack or", "", "a layout without slack is let in", "tests/test_direct.py"),
-    Fault(LAYOUT, "zeros = max(top * self.pitch + left, bottom * self.pitch + right)", "zeros = max(top * self.pitch, bottom * self.pitch)", "planes overlap their side borders"),
+    Fault(LAYOUT, "zeros = max(top * self.pitch + left, bottom * self.pitch + right, self.pitch - w)", "zeros = max(top * self.pitch, bottom * self.pitch, self.pitch - w)", "planes overlap their side borders"),
     Fault(LAYOUT, "return _up(self.border[0] * self.pitch + self.border[1], self.line)", "return self.border[0] * self.pitch // self.line * self.line", "the front is too short"),
     Fault(LAYOUT, "part = padded[:, :, i::u, j::v]", "part = padded[:, :, j::u, i::v]", "phases are transposed"),
     Fault("candidate.py", "residual + y_front if residual else 0", "residual if residual else 0", "the residual starts at its border"),

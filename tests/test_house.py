@@ -16,7 +16,9 @@ SOURCE = ROOT / "src" / "aerogel"
 FLOORS = [
     ["cli", "serve", "report"],
     ["compiler"],
-    ["capture", "tune", "runtime", "pruning"],
+    ["tune"],
+    ["runtime", "pruning"],
+    ["capture"],
     ["methods"],
     ["codegen"],
     ["plan"],
@@ -89,7 +91,7 @@ def test_every_method_has_the_shape_of_one() -> None:
 
 
 def test_public_names() -> None:
-    assert sorted(aerogel.__all__) == sorted(n for n in vars(aerogel) if n in aerogel.__all__)
+    assert len(aerogel.__all__) <= 16
     assert all(hasattr(aerogel, name) for name in aerogel.__all__)
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from aerogel.candidate import Config, Stats
 from aerogel.errors import AerogelError, InvalidFile, ShapeError, UnsupportedModel
-from aerogel.graph import Graph, Node
+from aerogel.graph import Graph, Node, Ref, Special
 from aerogel.layout import Layout
 from aerogel.plan import Choice, Plan, Timing
 from aerogel.problem import Conv, Dtypes
@@ -161,45 +161,56 @@ def test_stats_count() -> None:
 
 def _graph() -> Graph:
     conv = Conv.parse("c3k8r3s3u1p1+bias+add+relu")
-    first = Node("a", "conv", ("x",), replace(conv, epilogue=()), "a.weight")
-    second = Node("b", "conv", ("a", "a"), replace(conv, c=8), "b.weight", "b.bias")
-    return Graph(("x",), (first, second, Node("c", "max_pool2d", ("b",), arguments={"kernel_size": [2, 2]})), ("c", "a"))
+    x, a, b = Ref("x"), Ref("a"), Ref("b")
+    first = Node("a", "conv", (x, Ref("w")), conv=replace(conv, epilogue=()), layer="stem")
+    second = Node("b", "conv", (a, Ref("w"), Ref("bias"), a), conv=replace(conv, c=8))
+    third = Node("c", "aten.max_pool2d.default", (b, (2, 2)))
+    fourth = Node("d", "aten.full_like.default", (a, Special("float", "minus_inf")), {"dtype": Special("dtype", "float32")})
+    return Graph(("x",), ("w", "bias"), (first, second, third, fourth), (Ref("c"), Ref("a"), 3))
 
 
 def test_graph_round_trips() -> None:
     graph = _graph()
     assert Graph.from_json(graph.to_json()) == graph
-    assert graph.users() == {"x": ("a",), "a": ("b",), "b": ("c",), "c": ()}
+    assert graph.users() == {"x": ("a",), "w": ("a", "b"), "bias": ("b",), "a": ("b", "d", ""), "b": ("c",), "c": ("",), "d": ()}
+    assert graph.nodes[1].conv_inputs() == ("a", "w", "bias", "a")
 
 
-def test_graph_refuses_what_cannot_run() -> None:
-    raw = json.loads(_graph().to_json())
-    damages: list[tuple[str, object, str]] = [
-        ("nodes.1.inputs", ["a", "z"], "'z', which nothing before it gives"),
+@pytest.mark.parametrize(
+    ("path", "value", "says"),
+    [
+        ("nodes.1.args", [{"ref": "a"}, {"ref": "w"}, {"ref": "bias"}, {"ref": "z"}], "'z', which nothing before it gives"),
         ("nodes.1.name", "a", "stands for two values"),
-        ("outputs", ["q"], "'q' is given by no node"),
-        ("nodes.0.weight", None, "names its weight"),
-        ("nodes.1.bias", None, "a bias where it says so"),
-        ("nodes.2.op", "system", "operator 'system' is not known"),
-        ("nodes.2.inputs", "b", "list of names"),
+        ("outputs", [{"ref": "q"}], "'q' is given by no node"),
+        ("nodes.0.conv", None, "a conv node has a Conv"),
+        ("nodes.1.args", [{"ref": "a"}, {"ref": "w"}], "takes x, weight, bias and residual"),
+        ("nodes.2.op", "system", "operator 'system' is not one"),
+        ("nodes.2.op", "aten.relu_.default", "is not one aerogel calls"),
+        ("nodes.2.op", "aten.from_file.default", "is not one aerogel calls"),
+        ("nodes.2.op", "aten.add.__class__.x", "is not one aerogel calls"),
+        ("nodes.2.args", "b", "should be a list"),
+        ("nodes.3.args", [{"ref": "a"}, {"eval": "1"}], "is not an argument torch takes"),
         ("format", "2", "is not aerogel-graph-1"),
-    ]
-    for path, value, says in damages:
-        damaged = json.loads(json.dumps(raw))
-        *parents, last = path.split(".")
-        inner = damaged
-        for step in parents:
-            inner = inner[int(step) if step.isdigit() else step]
-        inner[last] = value
-        with pytest.raises((InvalidFile, UnsupportedModel), match=says):
-            Graph.from_json(json.dumps(damaged))
+    ],
+)
+def test_graph_refuses_what_cannot_run(path: str, value: object, says: str) -> None:
+    damaged = json.loads(_graph().to_json())
+    *parents, last = path.split(".")
+    inner = damaged
+    for step in parents:
+        inner = inner[int(step) if step.isdigit() else step]
+    inner[last] = value
+    with pytest.raises((InvalidFile, UnsupportedModel), match=says):
+        Graph.from_json(json.dumps(damaged))
 
 
 def test_plan_round_trips() -> None:
     timing = Timing.of([10.0, 11.0, 12.0], [20.0, 22.0, 24.0])
     assert (timing.min_us, timing.p50_us, timing.ratio_p25, timing.rounds) == (10.0, 11.0, 2.0, 3)
     config = Config.make("direct", vectors=7)
-    choice = Choice("layer1.conv", Conv.parse("c3k8r3s3u1p1"), config, ((config, timing),), (("tilewise", "no tiles"),))
+    choice = Choice(
+        "layer1.conv", "conv2d", Conv.parse("c3k8r3s3u1p1"), config, 0.9, "why", ((config, timing),), (("tilewise", "no tiles"),)
+    )
     plan = Plan(host(), (choice,), timing)
     assert Plan.from_json(plan.to_json()) == plan
     with pytest.raises(InvalidFile):

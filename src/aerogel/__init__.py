@@ -3,7 +3,33 @@
 Public names; `docs/api.md` is the contract. What is not listed here may change.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from aerogel.errors import AerogelError, InvalidFile, PlanMismatch, ShapeError, UnsupportedModel
 
+if TYPE_CHECKING:
+    from aerogel.compiler import compile as compile
+    from aerogel.report.explain import Report as Report
+    from aerogel.report.explain import explain as explain
+    from aerogel.runtime.module import Compiled as Compiled
+
 __version__ = "0.1.0"
-__all__ = ["AerogelError", "InvalidFile", "PlanMismatch", "ShapeError", "UnsupportedModel", "__version__"]
+_LATER = {
+    "compile": "aerogel.compiler",
+    "Compiled": "aerogel.runtime.module",
+    "explain": "aerogel.report.explain",
+    "Report": "aerogel.report.explain",
+}
+__all__ = [
+    "AerogelError", "Compiled", "InvalidFile", "PlanMismatch", "Report", "ShapeError", "UnsupportedModel", "__version__", "compile",
+    "explain",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    """What needs torch is loaded when it is first used: kernels of ours do not."""
+    if name not in _LATER:
+        raise AttributeError(f"module 'aerogel' has no attribute '{name}'")
+    from importlib import import_module
+
+    return getattr(import_module(_LATER[name]), name)

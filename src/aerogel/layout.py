@@ -80,7 +80,7 @@ class Layout:
         if self.kind == "planar":
             if self.pitch < w + max(left, right):
                 raise ShapeError(f"{self}: pitch {self.pitch} leaves no room for rows of {w} and their border")
-            zeros = max(top * self.pitch + left, bottom * self.pitch + right)
+            zeros = max(top * self.pitch + left, bottom * self.pitch + right, self.pitch - w)
         else:
             if self.pitch < columns:
                 raise ShapeError(f"{self}: pitch {self.pitch} is less than a row of {columns}")

@@ -42,11 +42,17 @@ class Timing:
 
 @dataclass(frozen=True)
 class Choice:
-    """One layer's decision: what was chosen, every candidate that was timed, every method that refused and why."""
+    """One layer's decision: what was chosen and why, every candidate that was timed, every method that refused and why.
+
+    `layer` is the module's path, for people; `node` the graph's name of its value; ratios are to the layer's fastest dense.
+    """
 
     layer: str
+    node: str
     conv: Conv
     config: Config
+    sparsity: float = 0.0
+    reason: str = ""
     tried: tuple[tuple[Config, Timing], ...] = ()
     refused: tuple[tuple[str, str], ...] = ()
 
@@ -71,6 +77,9 @@ class Plan:
                 "choices": [
                     {
                         "layer": c.layer,
+                        "node": c.node,
+                        "sparsity": c.sparsity,
+                        "reason": c.reason,
                         "conv": str(c.conv),
                         "config": str(c.config),
                         "tried": [[str(config), timing(t)] for config, t in c.tried],
@@ -92,8 +101,11 @@ class Plan:
             choices = tuple(
                 Choice(
                     str(c["layer"]),
+                    str(c["node"]),
                     Conv.parse(c["conv"]),
                     Config.parse(c["config"]),
+                    float(c["sparsity"]),
+                    str(c["reason"]),
                     tuple((Config.parse(config), _timing(t)) for config, t in c["tried"]),
                     tuple((str(method), str(why)) for method, why in c["refused"]),
                 )

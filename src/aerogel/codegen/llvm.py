@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import re
 import threading
 from collections.abc import Callable
 from functools import cache
@@ -28,6 +29,7 @@ log = logging.getLogger("aerogel")
 _CPU = {"avx512": "x86-64-v4", "avx2": "x86-64-v3", "generic": "x86-64", "neon": "generic"}
 _TRIPLE = {"neon": "aarch64-unknown-linux-gnu"}
 _HALF = {"avx512": "+avx512fp16", "neon": "+fullfp16"}
+_DEFINE = re.compile(r"^(define [^\n]*\))", re.MULTILINE)
 _lock = threading.Lock()
 _loaded: dict[str, tuple[int, object]] = {}
 _jit: list[object] = []
@@ -50,7 +52,7 @@ def object_code(text: str, isa: str, *, half: bool = False) -> bytes:
     machine = llvm.Target.from_triple(triple).create_target_machine(
         cpu=_CPU[isa], features=features, opt=2, reloc="pic", codemodel="default"
     )
-    module = llvm.parse_assembly(text)
+    module = llvm.parse_assembly(_DEFINE.sub(r'\1 "no-builtins"', text))  # no loop turns into a call of memset
     module.triple = triple
     module.verify()
     passes = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=2))

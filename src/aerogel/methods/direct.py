@@ -170,11 +170,11 @@ def check(packed: Packed, conv: Conv) -> None:
             raise InvalidFile(f"{NAME}: a filter is missing from its group or stands there twice")
 
 
-def layouts(conv: Conv, config: Config, target: Target, border: tuple[int, int, int, int]) -> tuple[Layout, Layout]:
+def layouts(conv: Conv, config: Config, target: Target, border: tuple[int, int, int, int], pitch: int = 0) -> tuple[Layout, Layout]:
     """Planes of one pitch on both sides; phases when there is a stride."""
     (_, w), (_, q), (_, left, _, right) = conv.size, conv.out, conv.pad
     d = conv.dtypes
-    pitch = q + max(border[1], border[3])
+    pitch = max(pitch, q + max(border[1], border[3]))
     if conv.stride == (1, 1):
         reads = Layout("planar", max(pitch, w + max(left, right)), conv.pad, dtype=d.input)
     else:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from aerogel.plan import Timing
-
 ROUND_US = 300.0
 """A round repeats a candidate until it takes about this long: shorter ones measure the clock."""
 
 
-def interleaved(candidates: Sequence[Callable[[], object]], rounds: int, warm: int = 2) -> list[Timing]:
-    """Time the candidates in turn, `rounds` times over; ratios are to the first one."""
+def interleaved(candidates: Sequence[Callable[[], object]], rounds: int, warm: int = 2) -> list[list[float]]:
+    """Microseconds of each candidate in each round, taken in turn: index [candidate][round]."""
     repeats = []
     for candidate in candidates:
         for _ in range(warm):
@@ -22,7 +20,7 @@ def interleaved(candidates: Sequence[Callable[[], object]], rounds: int, warm: i
     for _ in range(rounds):
         for i, candidate in enumerate(candidates):
             times[i].append(_time_us(candidate, repeats[i]))
-    return [Timing.of(t, times[0]) for t in times]
+    return times
 
 
 def _time_us(candidate: Callable[[], object], repeats: int) -> float:

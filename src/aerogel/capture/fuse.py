@@ -1,0 +1,211 @@
+"""Graph -> Graph: convolutions become Conv nodes, batch norm is folded into them, what follows elementwise becomes their epilogue.
+
+Everything is decided by use counts: a value is absorbed only where nothing else reads it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from aerogel.graph import Graph, Node, Ref
+from aerogel.problem import Conv, Dtypes
+
+Shapes = dict[str, tuple[int | str, ...]]
+"""Sizes of each value, open ones by name: equal means surely equal."""
+
+_DTYPES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
+_ACTIVATIONS = {
+    "aten.relu.default": "relu",
+    "aten.relu6.default": "relu6",
+    "aten.silu.default": "silu",
+    "aten.hardswish.default": "hardswish",
+}
+_PASS = ("aten.dropout.default", "aten.feature_dropout.default", "aten.detach.default", "aten.lift_fresh_copy.default")
+
+
+def fuse(graph: Graph, constants: dict[str, torch.Tensor], shapes: Shapes) -> tuple[Graph, dict[str, torch.Tensor], dict[str, str]]:
+    """The fused graph, its constants, and for each convolution left to torch the reason in words."""
+    work = _Fuse(graph, dict(constants), shapes)
+    work.run()
+    return work.graph(), work.kept(), work.left
+
+
+class _Fuse:
+    def __init__(self, graph: Graph, constants: dict[str, torch.Tensor], shapes: Shapes) -> None:
+        self.source, self.constants, self.shapes = graph, constants, shapes
+        self.nodes: dict[str, Node] = {}
+        self.renamed: dict[str, str] = {}
+        self.left: dict[str, str] = {}
+        self.uses = {name: len(users) for name, users in graph.users().items()}
+
+    def run(self) -> None:
+        for original in self.source.nodes:
+            node = self._rename(original)
+            base = node.op.rpartition(".")[0]
+            if node.op in _PASS and isinstance(node.args[0], Ref):
+                self._absorb(node, node.args[0].name)
+            elif base in ("aten.conv2d", "aten.conv1d"):
+                self.nodes[node.name] = self._convolution(node)
+            elif not (base == "aten.batch_norm" and self._batch_norm(node)) and not self._epilogue(node):
+                self.nodes[node.name] = node
+                if base in ("aten.conv3d", "aten.conv_transpose2d", "aten.conv_transpose1d"):
+                    self.left[node.layer or node.name] = f"{base[5:]} has no sparse kernel; torch runs it"
+
+    def _rename(self, node: Node) -> Node:
+        def swap(a: Any) -> Any:
+            if isinstance(a, Ref):
+                return Ref(self.renamed.get(a.name, a.name))
+            return tuple(swap(i) for i in a) if isinstance(a, tuple) else a
+
+        return replace(node, args=swap(node.args), kwargs={k: swap(v) for k, v in node.kwargs.items()})
+
+    def _absorb(self, node: Node, into: str) -> None:
+        """`node`'s value is `into`'s from now on, with `node`'s readers."""
+        self.renamed[node.name] = into
+        self.uses[into] = self.uses[into] - 1 + self.uses[node.name]
+
+    def _convolution(self, node: Node) -> Node:
+        """aten.conv2d / conv1d as a Conv node, or as it is where its arguments are not fixed."""
+        args = [*node.args, *([None, 1, 0, 1, 1][len(node.args) - 2 :])]
+        x, weight, bias, stride, padding, dilation, groups = (node.kwargs.get(n, a) for n, a in zip(_NAMES, args, strict=True))
+        layer = node.layer or node.name
+        held = self.constants.get(weight.name) if isinstance(weight, Ref) else None
+        if held is None or (bias is not None and bias.name not in self.constants):
+            self.left[layer] = "its weight is computed while the model runs"
+            return node
+        if held.dtype not in _DTYPES:
+            self.left[layer] = f"its weight is {held.dtype}; float32, float16 and bfloat16 have kernels"
+            return node
+        flat = held.dim() == 3
+        (stride_h, stride_w), (dil_h, dil_w) = _pair(stride, flat, 1), _pair(dilation, flat, 1)
+        k, c_group, r, s = (held[:, :, None] if flat else held).shape
+        pad = _padding(padding, flat, (r, s), (dil_h, dil_w))
+        if not all(isinstance(v, int) for v in (stride_h, stride_w, dil_h, dil_w, groups, *pad)):
+            self.left[layer] = "its stride, padding or dilation is computed while the model runs"
+            return node
+        dtypes = Dtypes.of(_DTYPES[held.dtype])
+        epilogue = ("bias",) if bias is not None else ()
+        conv = Conv(c_group * groups, k, r, s, (stride_h, stride_w), pad, (dil_h, dil_w), groups, dtypes, epilogue)
+        if flat:
+            self.constants[f"{weight.name}#2d"] = held[:, :, None]
+            weight = Ref(f"{weight.name}#2d")
+        return Node(node.name, "conv", (x, weight) if bias is None else (x, weight, bias), {}, conv, layer)
+
+    def _batch_norm(self, node: Node) -> bool:
+        """Fold into the convolution before it: w * g / sqrt(v + e), and the shift as a bias."""
+        x, scale, shift, mean, var = node.args[:5]
+        before = self.nodes.get(x.name) if isinstance(x, Ref) else None
+        if before is None or before.conv is None or self.uses[x.name] != 1 or before.conv.epilogue not in ((), ("bias",)):
+            return False
+        if not all(a is None or (isinstance(a, Ref) and a.name in self.constants) for a in (scale, shift, mean, var)):
+            return False
+        if mean is None or node.args[5] is True:
+            return False
+        _, weight, bias, _ = before.conv_inputs()
+        one, zero = torch.ones((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
+        gain, moved, center, spread = (
+            neutral if a is None else self.constants[a.name].double()
+            for a, neutral in ((scale, one), (shift, zero), (mean, zero), (var, one))
+        )
+        factor = torch.rsqrt(spread + float(node.args[7])) * gain
+        moved = ((zero if bias is None else self.constants[bias].double()) - center) * factor + moved
+        held = self.constants[weight]
+        folded = (held.double() * factor[:, None, None, None]).to(held.dtype)
+        names = f"{before.name}.weight", f"{before.name}.bias"
+        self.constants[names[0]], self.constants[names[1]] = folded, moved.float()
+        conv = replace(before.conv, epilogue=("bias",))
+        self._replace(before, node, Node(node.name, "conv", (before.args[0], Ref(names[0]), Ref(names[1])), {}, conv, before.layer))
+        return True
+
+    def _epilogue(self, node: Node) -> bool:
+        """An activation or a residual add after a convolution that nothing else reads."""
+        step = self._activation(node)
+        if step is not None:
+            before = self._only(node.args[0])
+            if before is None or before.conv is None or before.conv.activation is not None:
+                return False
+            self._replace(before, node, replace(before, name=node.name, conv=_with(before.conv, step)))
+            return True
+        if node.op != "aten.add.Tensor" or node.kwargs.get("alpha", 1) != 1 or not all(isinstance(a, Ref) for a in node.args):
+            return False
+        first, second = (a.name for a in node.args)
+        order = list(self.nodes)
+        for own, other in sorted(
+            [(first, second), (second, first)], key=lambda p: order.index(p[0]) if p[0] in self.nodes else -1, reverse=True
+        ):
+            before = self._only(Ref(own))
+            if (
+                before is None
+                or before.conv is None
+                or "add" in before.conv.epilogue
+                or own == other
+                or not self._same_shape(own, other)
+            ):
+                continue
+            args = (*before.args, Ref(other))
+            self._replace(before, node, replace(before, name=node.name, conv=_with(before.conv, "add"), args=args))
+            return True
+        return False
+
+    def _same_shape(self, own: str, other: str) -> bool:
+        """Whether both are known and equal: an add that broadcasts stays torch's."""
+        return own in self.shapes and self.shapes[own] == self.shapes.get(other)
+
+    def _activation(self, node: Node) -> str | None:
+        if node.op in _ACTIVATIONS:
+            return _ACTIVATIONS[node.op]
+        if node.op == "aten.leaky_relu.default":
+            slope = node.args[1] if len(node.args) > 1 else 0.01
+            return f"leaky{slope!r}" if isinstance(slope, float) and abs(slope) <= 1 else None
+        if node.op == "aten.hardtanh.default" and tuple(node.args[1:3]) in ((0, 6), (0.0, 6.0)):
+            return "relu6"
+        return None
+
+    def _only(self, argument: Any) -> Node | None:
+        """The node behind an argument, if this is its only reader."""
+        if not isinstance(argument, Ref) or self.uses.get(argument.name) != 1:
+            return None
+        return self.nodes.get(argument.name)
+
+    def _replace(self, before: Node, after: Node, merged: Node) -> None:
+        """`merged` stands where `after` stood; `before` is gone."""
+        del self.nodes[before.name]
+        self.nodes[after.name] = merged
+
+    def graph(self) -> Graph:
+        used = {name for n in self.nodes.values() for name in n.inputs}
+        renamed = self._rename(Node("out", "getitem", self.source.outputs)).args
+        outputs = {a.name for a in renamed if isinstance(a, Ref)}
+        kept = tuple(name for name in self.constants if name in used or name in outputs)
+        return Graph(self.source.inputs, kept, tuple(self.nodes.values()), renamed)
+
+    def kept(self) -> dict[str, torch.Tensor]:
+        return {name: self.constants[name] for name in self.graph().constants}
+
+
+_NAMES = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+
+
+def _with(conv: Conv, step: str) -> Conv:
+    return replace(conv, epilogue=(*conv.epilogue, step))
+
+
+def _pair(value: Any, flat: bool, other: int) -> tuple[Any, Any]:
+    values = value if isinstance(value, tuple) else (value,)
+    if flat:
+        return other, values[0]
+    return values[0], values[-1]
+
+
+def _padding(value: Any, flat: bool, kernel: tuple[int, int], dilation: tuple[Any, Any]) -> tuple[Any, Any, Any, Any]:
+    """(top, left, bottom, right); "same" puts the odd one at the end, as torch does."""
+    if value == "valid":
+        return 0, 0, 0, 0
+    if value == "same":
+        h, w = (d * (size - 1) for d, size in zip(dilation, kernel, strict=True))
+        return h // 2, w // 2, h - h // 2, w - w // 2
+    h, w = _pair(value, flat, 0)
+    return h, w, h, w

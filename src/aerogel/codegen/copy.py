@@ -1,0 +1,113 @@
+"""`copy`: from one layout to another. Planes of the source, cut by a stride if asked, into bordered planes of the target.
+
+    for each unit of this thread        an image, a channel
+      for each row i of the target      source row i * row_step + row_first, or nothing
+        zeros | source columns column_first + j * column_step | zeros, up to the pitch
+      zeros up to the end of the plane
+
+One call fills one phase; a plain copy is the only phase of stride 1. Source strides are free, so an NCHW tensor, a bordered plane
+and a channels_last tensor all serve. The code knows the element's size and whether columns are neighbours; the rest is data.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from llvmlite import ir
+
+from aerogel.codegen.emit import I16, I32, I64, PTR, Emit, Value
+
+POINTERS = ("x", "y", "residual", "bias", "scratch")
+SIZES = (
+    "images", "channels",
+    "x_image", "x_channel", "x_row", "x_column",  # source strides in bytes
+    "y_first", "y_image", "y_channel", "y_row",  # where the target's phase starts, and its strides, in bytes
+    "rows",  # rows of the target
+    "row_first", "row_step", "x_rows",  # source row = row_first + i * row_step, there if 0 <= it < x_rows
+    "column_low", "column_high",  # target columns that have a source
+    "column_first",  # bytes to the source of column_low
+    "row_bytes",  # bytes of a target row, gap included
+    "tail_bytes",  # zeros after the last row, to the end of the plane
+    "front_bytes",  # zeros before the first plane
+)  # fmt: skip
+ARGUMENTS = POINTERS + SIZES
+ENTRY = "copy"
+
+
+@dataclass(frozen=True)
+class CopyCode:
+    """`step` is the distance of neighbouring source columns in elements: 1 and 2 are compiled in, 0 means it is data."""
+
+    isa: str
+    item_bytes: int
+    step: int
+
+    def __str__(self) -> str:
+        return f"copy-{self.isa}-{self.item_bytes}-{self.step}"
+
+
+def emit(code: CopyCode) -> str:
+    """LLVM IR of `void copy(int64 *arguments, int64 thread, int64 threads)`."""
+    module = ir.Module(name=str(code))
+    kind = {2: I16, 4: I32}[code.item_bytes]
+    e = Emit.start(module, ENTRY, [PTR, I64, I64])
+    block, thread, threads = e.function.args
+    b = e.b
+    a = {n: e.load(b.gep(block, [I64(i)], source_etype=I64), PTR if n in POINTERS else I64, 8) for i, n in enumerate(ARGUMENTS)}
+    scope = _scope(module, "x")
+    units = b.mul(a["images"], a["channels"])
+    first = b.sdiv(b.mul(units, thread), threads)
+    last = b.sdiv(b.mul(units, b.add(thread, I64(1))), threads)
+    item = I64(code.item_bytes)
+
+    def zero(at: Value, size: Value) -> None:
+        e.loop(I64(0), b.sdiv(size, item), lambda i, _: b.store(kind(0), e.at(at, b.mul(i, item)), align=code.item_bytes) and None)
+
+    def unit(u: Value, _: list[Value]) -> None:
+        image, channel = b.sdiv(u, a["channels"]), b.srem(u, a["channels"])
+        source = e.at(a["x"], b.add(b.mul(image, a["x_image"]), b.mul(channel, a["x_channel"])))
+        place = b.add(b.mul(image, a["y_image"]), b.mul(channel, a["y_channel"]))
+        target = e.at(a["y"], b.add(a["y_first"], place))
+
+        def row(i: Value, _: list[Value]) -> None:
+            out = e.at(target, b.mul(i, a["y_row"]))
+            at = b.add(a["row_first"], b.mul(i, a["row_step"]))
+            there = b.and_(b.icmp_signed(">=", at, I64(0)), b.icmp_signed("<", at, a["x_rows"]))
+
+            def present() -> list[Value]:
+                begin = e.at(source, b.add(b.mul(at, a["x_row"]), a["column_first"]))
+                low, high = b.mul(a["column_low"], item), b.mul(a["column_high"], item)
+                zero(out, low)
+                start = e.at(out, low)
+
+                def column(j: Value, _: list[Value]) -> None:
+                    step = b.mul(j, I64(code.step * code.item_bytes)) if code.step else b.mul(j, a["x_column"])
+                    value = e.load(e.at(begin, step), kind, code.item_bytes)
+                    value.set_metadata("alias.scope", scope)
+                    store = b.store(value, e.at(start, b.mul(j, item)), align=code.item_bytes)
+                    store.set_metadata("noalias", scope)
+
+                e.loop(I64(0), b.sub(a["column_high"], a["column_low"]), column)
+                zero(e.at(out, high), b.sub(a["row_bytes"], high))
+                return []
+
+            def absent() -> list[Value]:
+                zero(out, a["row_bytes"])
+                return []
+
+            e.choose(there, present, absent)
+
+        e.loop(I64(0), a["rows"], row)
+        zero(e.at(target, b.mul(a["rows"], a["y_row"])), a["tail_bytes"])
+        opening = b.icmp_signed("==", u, I64(0))
+        e.when(opening, lambda: zero(e.at(a["y"], b.neg(a["front_bytes"])), a["front_bytes"]))
+
+    e.loop(first, last, unit)
+    b.ret_void()
+    return str(module)
+
+
+def _scope(module: Value, name: str) -> Value:
+    """Tells LLVM that what is read is never what is written, so that it may use vectors."""
+    domain = module.add_metadata([f"copy {name} domain"])
+    return module.add_metadata([module.add_metadata([f"copy {name}", domain])])

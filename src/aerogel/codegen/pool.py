@@ -1,0 +1,112 @@
+"""`pool`: maximum over windows of bordered planes, any window, stride, padding and dilation.
+
+    for each unit of this thread        an image, a channel
+      for each output row
+        line = the largest of the window's rows, column by column       whole vectors; rows outside the image do not count
+        y[q] = the largest of line[q * stride + s * dilation]            line has -inf where the image has no column
+      zeros up to the end of the row and of the plane: the border
+
+The two passes need r + s comparisons a pixel instead of r * s. NaN wins over every number, as it does in torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from llvmlite import ir
+
+from aerogel.codegen.emit import F32, I64, PTR, Emit, Value
+from aerogel.target import VECTOR_BYTES
+
+POINTERS = ("x", "y", "residual", "bias", "scratch")
+SIZES = (
+    "units", "x_plane", "y_plane",  # planes, and bytes from one to the next
+    "x_rows", "x_row", "x_real", "x_columns",  # the image: rows, bytes between them, columns, and those up to whole vectors
+    "y_rows", "y_row", "y_columns",  # the output: rows, elements between them, columns
+    "plane_elements",  # elements of an output plane, border included
+    "front_elements",  # border before the first plane
+    "top", "left", "taps", "row_dilation", "row_stride",
+    "line_elements",  # elements of a line
+    "scratch_thread",  # bytes of one thread's line
+)  # fmt: skip
+ARGUMENTS = POINTERS + SIZES
+ENTRY = "pool"
+
+
+@dataclass(frozen=True)
+class PoolCode:
+    """Window width, column stride and dilation are compiled in; everything else is data."""
+
+    isa: str
+    width: int
+    stride: int
+    dilation: int
+
+    def __str__(self) -> str:
+        return f"pool-{self.isa}-max-{self.width}-{self.stride}-{self.dilation}"
+
+
+def emit(code: PoolCode) -> str:
+    """LLVM IR of `void pool(int64 *arguments, int64 thread, int64 threads)`."""
+    module = ir.Module(name=str(code))
+    e = Emit.start(module, ENTRY, [PTR, I64, I64])
+    block, thread, threads = e.function.args
+    b = e.b
+    a = {n: e.load(b.gep(block, [I64(i)], source_etype=I64), PTR if n in POINTERS else I64, 8) for i, n in enumerate(ARGUMENTS)}
+    lanes = VECTOR_BYTES[code.isa] // 4
+    vector = ir.VectorType(F32, lanes)
+    larger = {
+        kind: ir.Function(module, ir.FunctionType(kind, [kind] * 2), f"llvm.maximum.{s}")
+        for kind, s in ((vector, f"v{lanes}f32"), (F32, "f32"))
+    }
+    lowest = ir.Constant(F32, float("-inf"))
+    line = e.at(a["scratch"], b.mul(thread, a["scratch_thread"]))
+    inner = e.at(line, b.mul(a["left"], I64(4)))
+
+    def put(base: Value, i: Value, value: Value) -> None:
+        b.store(value, b.gep(base, [i], source_etype=F32), align=4)
+
+    e.loop(I64(0), a["line_elements"], lambda i, _: put(line, i, lowest))
+    first = b.sdiv(b.mul(a["units"], thread), threads)
+    last = b.sdiv(b.mul(a["units"], b.add(thread, I64(1))), threads)
+
+    def unit(u: Value, _: list[Value]) -> None:
+        x, y = e.at(a["x"], b.mul(u, a["x_plane"])), e.at(a["y"], b.mul(u, a["y_plane"]))
+        e.loop(I64(0), a["y_rows"], lambda p, _: row(x, y, p))
+        e.loop(b.mul(a["y_rows"], a["y_row"]), a["plane_elements"], lambda i, _: put(y, i, F32(0)))
+        e.when(
+            b.icmp_signed("==", u, I64(0)),
+            lambda: e.loop(b.neg(a["front_elements"]), I64(0), lambda i, _: put(y, i, F32(0))) and None,
+        )
+
+    def row(x: Value, y: Value, p: Value) -> None:
+        top = b.sub(b.mul(p, a["row_stride"]), a["top"])
+        out = b.gep(y, [b.mul(p, a["y_row"])], source_etype=F32)
+
+        def columns(j: Value, _: list[Value]) -> None:
+            def tap(i: Value, acc: list[Value]) -> list[Value]:
+                at = b.add(top, b.mul(i, a["row_dilation"]))
+                there = b.and_(b.icmp_signed(">=", at, I64(0)), b.icmp_signed("<", at, a["x_rows"]))
+                place = b.gep(e.at(x, b.mul(at, a["x_row"])), [j], source_etype=F32)
+                return e.choose(there, lambda: [b.call(larger[vector], [acc[0], e.load(place, vector, 4)])], lambda: [acc[0]])
+
+            start = ir.Constant(vector, [float("-inf")] * lanes)
+            _, (best,) = e.loop(I64(0), a["taps"], tap, [start])
+            b.store(best, b.gep(inner, [j], source_etype=F32), align=4)
+
+        e.loop(I64(0), a["x_columns"], columns, step=lanes)
+        e.loop(a["x_real"], a["x_columns"], lambda i, _: put(inner, i, lowest))
+
+        def pixel(q: Value, _: list[Value]) -> None:
+            best = lowest
+            for s in range(code.width):
+                at = b.add(b.mul(q, I64(code.stride)), I64(s * code.dilation))
+                best = b.call(larger[F32], [best, e.load(b.gep(line, [at], source_etype=F32), F32, 4)])
+            put(out, q, best)
+
+        e.loop(I64(0), a["y_columns"], pixel)
+        e.loop(a["y_columns"], a["y_row"], lambda i, _: put(out, i, F32(0)))
+
+    e.loop(first, last, unit)
+    b.ret_void()
+    return str(module)

@@ -1,0 +1,213 @@
+"""compile(): the one path, read top to bottom.
+
+capture -> fuse -> time each layer's candidates beside dense -> assign layers to kernels with the copies between them counted
+-> check the answer -> time the whole model against torch in both its layouts -> Plan -> Compiled
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import Any
+
+from aerogel.capture.export import capture
+from aerogel.capture.fuse import fuse
+from aerogel.errors import AerogelError, UnsupportedModel
+from aerogel.methods import METHODS
+from aerogel.plan import Choice, Plan, Timing
+from aerogel.runtime import pool
+from aerogel.runtime.eager import Call, as_call, in_both_layouts, record, runner, with_convolutions
+from aerogel.runtime.module import Compiled, Network
+from aerogel.runtime.program import NATIVE
+from aerogel.target import host
+from aerogel.tune import search
+from aerogel.tune.measure import interleaved
+
+Advance = Callable[[str], None]
+ROUNDS = 15
+"""Rounds of the whole model against torch."""
+
+
+def compile(
+    model: Any,
+    args: Any = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    dynamic_shapes: Any = None,
+    tune: str = "fast",
+    methods: Iterable[str] | None = None,
+    plan: Plan | None = None,
+    strict_nan: bool = False,
+    progress: bool | None = None,
+) -> Compiled:
+    """A module with the same answers, each layer on the fastest kernel measured here, dense kept wherever it is faster.
+
+    `args` and `kwargs` are an example call, as for torch.export; a bare tensor will do. `tune` is "off" (rules, no timing),
+    "fast" or "full". `methods` restricts the choice. `plan` replays one exactly and times nothing. `strict_nan`
+    keeps every layer dense, so that a NaN meeting a pruned weight is a NaN.
+    """
+    call, names = as_call(args, kwargs), tuple(METHODS if methods is None else methods)
+    unknown = [n for n in names if n not in METHODS]
+    if unknown or tune not in ("off", *search.EFFORTS):
+        raise AerogelError(f"methods are {', '.join(METHODS)}; tune is off, fast or full. Got {unknown or tune}.")
+    if isinstance(model, Compiled):
+        model = model.original
+    names = ("dense",) if strict_nan else names
+    with _progress(progress) as advance:
+        try:
+            ours = _whole(model, call, dynamic_shapes, tune, names, plan, advance)
+        except UnsupportedModel as why:
+            if plan is not None:
+                raise
+            return _parts(model, call, str(why), tune, names, advance)
+        if tune == "off" or plan is not None:
+            return ours
+        advance("timing the whole model")
+        return _judged(model, ours, call)
+
+
+def _whole(
+    model: Any, call: Call, dynamic_shapes: Any, tune: str, names: tuple[str, ...], plan: Plan | None, advance: Advance
+) -> Compiled:
+    """Capture, time the layers, choose. Raises UnsupportedModel where the model does not export."""
+    advance("reading the model")
+    captured = capture(model, call[0], call[1], dynamic_shapes)
+    graph, constants, left = fuse(captured.graph, captured.constants, captured.shapes)
+    network = Network(captured, graph, constants)
+    notes = [f"{layer}: {reason}" for layer, reason in left.items()]
+    notes += [f"input '{n}' is fixed at {s}: the model forbids other sizes" for n, s in _fixed(network)]
+    if plan is None:
+        target = replace(host(), threads=pool.threads())
+        shapes = network.shapes(network.flat(*call))
+        choices = _layers(network, shapes, target, names, search.EFFORTS.get(tune), advance)
+        if tune != "off":
+            advance("choosing layouts")
+            choices = _assigned(network, shapes, choices, target)
+        plan = Plan(target, tuple(choices))
+    return Compiled(model, network, plan, "graph", tuple(notes))
+
+
+def _layers(
+    network: Network, shapes: Any, target: Any, names: tuple[str, ...], effort: search.Effort | None, advance: Advance
+) -> list[Choice]:
+    """One Choice for each convolution; layers alike share their timings."""
+    choices = []
+    for group in search.group_layers(network.graph, shapes, network.arrays):
+        (node, conv), weight = group[0], network.arrays[group[0][0].conv_inputs()[1]]
+        advance(f"{node.layer or node.name} {conv}")
+        timed = (
+            search.rule(conv, weight, target, names) if effort is None else search.time_layer(conv, weight, target, names, effort)
+        )
+        for other, own in group:
+            sparsity = network.stats(other).sparsity
+            choices.append(replace(timed, layer=other.layer or other.name, node=other.name, conv=own, sparsity=sparsity))
+    order = {node.name: i for i, node in enumerate(network.graph.nodes)}
+    return sorted(choices, key=lambda c: order[c.node])
+
+
+def _assigned(network: Network, shapes: Any, choices: list[Choice], target: Any) -> list[Choice]:
+    """Move layers between our kernels and dense until the convolutions and the copies together cost least."""
+    native, dense = {}, {}
+    phases: dict[str, float] = {}
+    for c in choices:
+        times = {config.method: t.p50_us for config, t in reversed(c.tried)}
+        dense[c.node] = times["dense"]
+        ours = next((config for config, _ in c.tried if config.method in NATIVE), None)
+        if ours is not None:
+            key = f"{c.conv} {ours}"
+            phases.setdefault(key, search.phase_cost(c.conv, ours, target, 5))
+            native[c.node] = times[ours.method] + phases[key]
+    costs = search.Costs(native, dense, search.copy_costs(network.graph, shapes, native, target, 5))
+    chosen = search.assign(network.graph, costs)
+    out = []
+    for c in choices:
+        own = next((config.method for config, _ in c.tried if config.method in NATIVE), "dense")
+        wanted = own if c.node in chosen else "dense"
+        moved = c if c.config.method == wanted else search.with_config(c, wanted)
+        reason = ""
+        if c.config.method != wanted:
+            reason = (
+                f"{c.config.method} is faster alone, but the copies around it cost more"
+                if wanted == "dense"
+                else "saves copies around it"
+            )
+        out.append(replace(moved, reason=reason))
+    return out
+
+
+def _judged(model: Any, ours: Compiled, call: Call) -> Compiled:
+    """The whole model as compiled beside torch in both its layouts; if it is not faster, torch stays and the report says so."""
+    bodies = in_both_layouts(model)
+    times = interleaved([*(runner(m, call, layout) for layout, m in bodies.items()), runner(ours, call, "contiguous")], ROUNDS)
+    middle = [sorted(t)[len(t) // 2] for t in times]
+    fastest = 0 if middle[0] <= middle[1] else 1
+    timing = Timing.of(times[2], times[fastest])
+    layout = tuple(bodies)[fastest]
+    said = f"torch {layout} {middle[fastest] / 1e3:.1f} ms, aerogel {middle[2] / 1e3:.1f} ms for the example"
+    if search.keep(timing):
+        return ours.judged(timing, said)
+    kept = Timing.of(times[fastest], times[fastest])
+    notes = (*ours.notes, said, f"not faster than torch {layout}, so torch runs the model")
+    return Compiled(model, None, replace(ours.plan, model=kept), layout, notes, bodies[layout])
+
+
+def _parts(model: Any, call: Call, why: str, tune: str, names: tuple[str, ...], advance: Advance) -> Compiled:
+    """Where the whole does not export: the largest submodules that do, each compiled for what the example feeds it."""
+    body, fed = copy.deepcopy(model), record(model, call)
+    choices: list[Choice] = []
+    notes = [why]
+
+    def visit(parent: Any, path: str) -> None:
+        for name, child in with_convolutions(parent):
+            full = f"{path}{name}"
+            try:
+                if full not in fed:
+                    raise UnsupportedModel("the example never calls it")
+                part = _whole(child, fed[full], None, tune, names, None, advance)
+            except UnsupportedModel as reason:
+                notes.append(f"{full}: {reason}")
+                visit(child, f"{full}.")
+                continue
+            setattr(parent, name, part)
+            notes.append(f"{full}: compiled as a part of its own")
+            choices.extend(replace(c, layer=f"{full}.{c.layer}", node=f"{full}:{c.node}") for c in part.plan.choices)
+
+    visit(body, "")
+    if not choices:
+        notes.append("no part of the model could be compiled; torch runs it")
+    plan = Plan(replace(host(), threads=pool.threads()), tuple(choices))
+    ours = Compiled(model, None, plan, "parts", tuple(notes), body)
+    return ours if tune == "off" else _judged(model, ours, call)
+
+
+def _fixed(network: Network) -> list[tuple[str, str]]:
+    """Image inputs whose batch or image sizes the model forbids to change."""
+    found = []
+    for name, sizes in zip(network.graph.inputs, network.captured.sizes, strict=True):
+        if len(sizes) in (3, 4) and any(isinstance(s, int) for i, s in enumerate(sizes) if i != 1):
+            found.append((name, "x".join(str(s) if isinstance(s, int) else "any" for s in sizes)))
+    return found
+
+
+def _progress(wanted: bool | None) -> AbstractContextManager[Advance]:
+    """A line on the terminal that says what is being done; nothing where there is no terminal, unless asked for."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if wanted is False or (wanted is None and not console.is_terminal):
+        return nullcontext(lambda _: None)
+    return _Status(console)
+
+
+class _Status(AbstractContextManager[Advance]):
+    def __init__(self, console: Any) -> None:
+        self.status = console.status("aerogel")
+
+    def __enter__(self) -> Advance:
+        self.status.start()
+        return lambda text: self.status.update(f"aerogel: {text}")
+
+    def __exit__(self, *_: object) -> None:
+        self.status.stop()

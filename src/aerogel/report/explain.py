@@ -1,0 +1,92 @@
+"""explain(): layer by layer what was chosen, how fast it is, and why not the others."""
+
+from __future__ import annotations
+
+import html
+from dataclasses import dataclass
+from typing import Any
+
+from aerogel.errors import AerogelError
+from aerogel.methods import METHODS, method
+from aerogel.plan import Choice
+from aerogel.runtime.module import Compiled
+
+
+@dataclass(frozen=True)
+class Report:
+    """A value: print it, show it in a notebook, or take its dict."""
+
+    headline: str
+    layers: tuple[dict[str, Any], ...]
+    notes: tuple[str, ...]
+
+    def __str__(self) -> str:
+        lines = [self.headline, ""]
+        for row in self.layers:
+            lines.append(f"{row['layer']}  {row['conv']}  {row['sparsity']:.0%} zeros")
+            lines.append(f"    {row['chosen']}{_times(row)}")
+            lines += [f"    not {name}: {why}" for name, why in row["others"].items()]
+        return "\n".join([*lines, "", *self.notes])
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"headline": self.headline, "layers": [dict(row) for row in self.layers], "notes": list(self.notes)}
+
+    def _repr_html_(self) -> str:
+        cells = "".join(
+            f"<tr><td>{html.escape(row['layer'])}<td>{html.escape(row['conv'])}<td>{row['sparsity']:.0%}"
+            f"<td>{html.escape(row['chosen'])}{html.escape(_times(row))}"
+            f"<td>{html.escape('; '.join(f'{n}: {w}' for n, w in row['others'].items()))}"
+            for row in self.layers
+        )
+        head = "<tr><th>layer<th>problem<th>zeros<th>chosen<th>why not the others"
+        notes = "".join(f"<li>{html.escape(n)}" for n in self.notes)
+        return f"<p><b>{html.escape(self.headline)}</b><table>{head}{cells}</table><ul>{notes}</ul>"
+
+
+def explain(fast: Compiled, *, layer: str | None = None) -> Report:
+    """Say what compile() decided and measured. `layer` keeps one layer."""
+    if not isinstance(fast, Compiled):
+        raise AerogelError(f"explain() takes what compile() gave, not a {type(fast).__name__}")
+    rows = tuple(_row(c) for c in fast.plan.choices if layer in (None, c.layer))
+    if layer is not None and not rows:
+        raise AerogelError(f"no layer is called '{layer}'; layers are {', '.join(c.layer for c in fast.plan.choices)}")
+    target = fast.plan.target
+    notes = (
+        *fast.notes,
+        f"tuned for {target}; other image sizes and batches use the same methods with their own first configuration",
+        f"workspaces held now: {fast.workspace_bytes() / 2**20:.1f} MB",
+    )
+    return Report(_headline(fast), rows, notes)
+
+
+def _headline(fast: Compiled) -> str:
+    sparse = sum(c.config.method != "dense" for c in fast.plan.choices)
+    if fast.how in ("contiguous", "channels_last"):
+        return f"torch ({fast.how}) runs the model: no plan was faster on this machine."
+    if fast.plan.model is None:
+        return f"{sparse} of {len(fast.plan.choices)} convolutions on sparse kernels, by rule; nothing was timed (tune='off')."
+    return f"{fast.speedup:.2f}x over the faster torch layout; {sparse} of {len(fast.plan.choices)} convolutions on sparse kernels."
+
+
+def _row(choice: Choice) -> dict[str, Any]:
+    best = {config.method: (str(config), t) for config, t in reversed(choice.tried)}
+    others = dict(choice.refused)
+    for name in METHODS:
+        if name != choice.config.method and name in best and choice.config.method in best:
+            config, timing = best[name]
+            mine = best[choice.config.method][1]
+            others[name] = f"{timing.p50_us:.0f} us ({config}), {choice.config.method} {mine.p50_us:.0f} us"
+    mine_us = next((t.p50_us for c, t in choice.tried if c == choice.config), None)
+    dense_us = best["dense"][1].p50_us if "dense" in best else None
+    named = f"{choice.config} ({method(choice.config.method).PAPER})"
+    return {
+        "layer": choice.layer, "conv": str(choice.conv), "sparsity": choice.sparsity,
+        "chosen": named + (f"; {choice.reason}" if choice.reason else ""),
+        "us": mine_us, "dense_us": dense_us, "others": others,
+    }  # fmt: skip
+
+
+def _times(row: dict[str, Any]) -> str:
+    if row["us"] is None or row["dense_us"] is None:
+        return ""
+    return f"  {row['us']:.0f} us, dense {row['dense_us']:.0f} us ({row['dense_us'] / row['us']:.2f}x)"

@@ -1,0 +1,56 @@
+"""From one Layout to another: the copy kernels that stand on the edges of a plan."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from aerogel.candidate import POINTERS, Kernel
+from aerogel.codegen import copy, llvm
+from aerogel.errors import PlanMismatch
+from aerogel.layout import Layout, Shape
+from aerogel.target import Target
+
+
+def convert(shape: Shape, source: Layout, target: Layout, machine: Target) -> list[Kernel]:
+    """Kernels that copy a tensor of `shape`: one, or one for each phase. Borders of the target are written as zeros."""
+    if source.kind == "phases" or target.kind == "channels_last" or source.dtype != target.dtype:
+        raise PlanMismatch(f"no kernel copies {source} to {target}")
+    n, c, h, w = shape
+    item = source.item_bytes
+    x_image, x_channel, x_row, x_column = _strides(source, shape)
+    rows, columns = target.rows_columns(h, w)
+    top, left = target.border[:2] if target.kind == "phases" else (0, 0)
+    u, v = target.stride
+    phase_plane = h * w if target.kind == "contiguous" else target.phase_plane(h, w)
+    plane = phase_plane * target.kept[0] * target.kept[1]
+    pitch = w if target.kind == "contiguous" else target.pitch
+    step = v if x_column == 1 and v <= 2 else 0
+    code = copy.CopyCode(machine.isa, item, step)
+    entry = llvm.function(str(code), copy.ENTRY, lambda: copy.emit(code), machine.isa)
+    kernels = []
+    for a in range(target.kept[0]):
+        for b in range(target.kept[1]):
+            low = min(columns, max(0, -(-(left - b) // v)))
+            high = max(low, min(columns, -(-(w + left - b) // v)))
+            sizes = {
+                "images": n, "channels": c, "x_image": x_image * item, "x_channel": x_channel * item, "x_row": x_row * item,
+                "x_column": v * x_column * item, "y_first": (a * target.kept[1] + b) * phase_plane * item,
+                "y_image": c * plane * item, "y_channel": plane * item, "y_row": pitch * item, "rows": rows,
+                "row_first": a - top, "row_step": u, "x_rows": h, "column_low": low, "column_high": high,
+                "column_first": (low * v + b - left) * x_column * item, "row_bytes": pitch * item,
+                "tail_bytes": (phase_plane - rows * pitch) * item,
+                "front_bytes": target.front * item if a == b == 0 else 0,
+            }  # fmt: skip
+            arguments = np.array([0] * len(POINTERS) + [sizes[name] for name in copy.SIZES], np.int64)
+            kernels.append(Kernel(f"copy {shape} {source} {target}", source, target, entry, arguments))
+    return kernels
+
+
+def _strides(layout: Layout, shape: Shape) -> tuple[int, int, int, int]:
+    """Elements from one image, channel, row and column to the next."""
+    _, c, h, w = shape
+    if layout.kind == "channels_last":
+        return h * w * c, 1, w * c, c
+    if layout.kind == "contiguous":
+        return c * h * w, h * w, w, 1
+    return c * layout.plane(h, w), layout.plane(h, w), layout.pitch, 1

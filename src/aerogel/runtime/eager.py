@@ -1,0 +1,62 @@
+"""The model as torch runs it: the baseline of every comparison, and what is fed to its parts."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+def as_call(args: Any, kwargs: Mapping[str, Any] | None) -> Call:
+    """An example call; a bare tensor counts as the only argument."""
+    return (args,) if isinstance(args, torch.Tensor) else tuple(args), dict(kwargs or {})
+
+
+def channels_last(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor
+
+
+def in_both_layouts(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
+    """The model, and a copy of it in torch's other layout."""
+    other = copy.deepcopy(model).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return {"contiguous": model, "channels_last": other}
+
+
+def runner(model: torch.nn.Module, call: Call, layout: str) -> Callable[[], Any]:
+    """A function that runs the model on the example, the example in the layout the model wants."""
+    args, kwargs = pytree.tree_map_only(torch.Tensor, channels_last, call) if layout == "channels_last" else call
+
+    def run() -> Any:
+        with torch.no_grad():
+            return model(*args, **kwargs)
+
+    return run
+
+
+def record(model: torch.nn.Module, call: Call) -> dict[str, Call]:
+    """What the example feeds each submodule, the first time it is called."""
+    fed: dict[str, Call] = {}
+    hooks = []
+    for name, module in model.named_modules():
+
+        def keep(_: Any, args: Any, kwargs: Any, name: str = name) -> None:
+            fed.setdefault(name, (args, kwargs))
+
+        hooks.append(module.register_forward_pre_hook(keep, with_kwargs=True))
+    try:
+        runner(model, call, "contiguous")()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return fed
+
+
+def with_convolutions(parent: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
+    """Children that hold a convolution somewhere."""
+    kinds = (torch.nn.Conv1d, torch.nn.Conv2d)
+    return [(n, c) for n, c in parent.named_children() if any(isinstance(m, kinds) for m in c.modules())]

@@ -1,0 +1,265 @@
+"""`Compiled`: what compile() gives back. Called like the model it came from; for inference only."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from aerogel.candidate import Config, Stats
+from aerogel.capture.export import Captured
+from aerogel.capture.fuse import fuse
+from aerogel.errors import AerogelError, ShapeError
+from aerogel.graph import Graph, Node, Ref
+from aerogel.layout import Array
+from aerogel.methods import method
+from aerogel.methods.dense import from_torch
+from aerogel.plan import Plan, Timing
+from aerogel.runtime import interpret, pool
+from aerogel.runtime.eager import channels_last
+from aerogel.runtime.program import NATIVE, Packs, Program, build, problem
+from aerogel.runtime.workspace import Workspace
+from aerogel.target import host
+
+SHAPES = 8
+"""Sets of input shapes kept bound at once; the least recently used one goes first."""
+
+
+class Network:
+    """A fused graph with its constants, runnable under any choices. Holds no workspace itself."""
+
+    def __init__(self, captured: Captured, graph: Graph, constants: dict[str, torch.Tensor]) -> None:
+        self.captured, self.graph, self.constants = captured, graph, constants
+        self.arrays: dict[str, Array] = {}  # copies: torch moves a tensor's memory when it is sent to another process
+        for node in self.convs():
+            _, weight, bias, _ = node.conv_inputs()
+            self.arrays[weight] = from_torch(constants[weight]).copy()
+            if bias is not None:
+                self.arrays[bias] = constants[bias].float().numpy().copy()
+        self.packs = Packs(self.arrays)
+
+    def convs(self) -> list[Node]:
+        return [n for n in self.graph.nodes if n.conv is not None]
+
+    def stats(self, node: Node) -> Stats:
+        return Stats.of(self.arrays[node.conv_inputs()[1]])
+
+    def flat(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+        """A call's arguments in the order of the graph's inputs."""
+        wanted = self.captured.in_spec
+        given, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
+        if spec != wanted:
+            names = wanted.child(1).context
+            ordered = {k: kwargs[k] for k in names or () if k in kwargs}
+            given, spec = pytree.tree_flatten((tuple(args), ordered))
+            if spec != wanted or len(ordered) != len(kwargs):
+                raise ShapeError(f"called with arguments of another structure than compiled with: {spec}, not {wanted}")
+        return given
+
+    def check(self, inputs: list[Any]) -> None:
+        """Fixed sizes must be as they were, and sizes of one name alike."""
+        seen: dict[str, int] = {}
+        for name, value, sizes in zip(self.graph.inputs, inputs, self.captured.sizes, strict=True):
+            if not isinstance(value, torch.Tensor):
+                continue
+            if value.requires_grad and torch.is_grad_enabled():
+                raise AerogelError(
+                    "a compiled module cannot train: an input requires grad. Fine-tune the original, then compile again."
+                )
+            if len(value.shape) != len(sizes):
+                raise ShapeError(f"input '{name}' has {len(value.shape)} dimensions; the model was compiled for {len(sizes)}")
+            for i, (have, size) in enumerate(zip(value.shape, sizes, strict=True)):
+                wanted = size if isinstance(size, int) else seen.setdefault(size, have)
+                if have != wanted:
+                    raise ShapeError(
+                        f"input '{name}' has {have} in dimension {i}; the model takes {wanted} there. "
+                        "Compile again with an example of the new size."
+                    )
+
+    def shapes(self, inputs: list[Any]) -> dict[str, tuple[int, ...]]:
+        """Sizes of every value for these inputs, found by running torch once."""
+        with torch.no_grad():
+            values = interpret.run(self.graph, self.constants, inputs)
+        return {name: tuple(v.shape) for name, v in values.items() if isinstance(v, torch.Tensor)}
+
+    def program(self, shapes: Mapping[str, tuple[int, ...]], choices: Mapping[str, Config], threads: int) -> Program:
+        return build(self.graph, shapes, choices, self.packs, replace(host(), threads=threads))
+
+    def workspace(self, program: Program, threads: int) -> Workspace:
+        return Workspace(self.graph, program, self.constants, self.arrays, threads)
+
+    def outputs(self, values: Mapping[str, Any]) -> Any:
+        """The model's own structure; nothing returned is an input or a constant itself."""
+        held = {*self.graph.inputs, *self.graph.constants}
+        flat = [
+            values[o.name].clone() if isinstance(o, Ref) and o.name in held else interpret.argument(o, values)
+            for o in self.graph.outputs
+        ]
+        return pytree.tree_unflatten(flat, self.captured.out_spec)
+
+
+class Compiled(torch.nn.Module):
+    """A model compiled for inference. `plan` holds every decision with its timings; `speedup` is over the faster torch layout."""
+
+    def __init__(
+        self,
+        original: torch.nn.Module,
+        network: Network | None,
+        plan: Plan,
+        how: str,
+        notes: tuple[str, ...] = (),
+        body: torch.nn.Module | None = None,
+    ) -> None:
+        """`how`: "graph" runs the network under the plan; "contiguous", "channels_last" and "parts" run `body` as torch would."""
+        super().__init__()
+        self.__dict__["_original"], self.__dict__["_body"] = original, original if body is None else body
+        self.network, self.plan, self.how, self.notes = network, plan, how, notes
+        self._fresh()
+        super().train(False)
+
+    def _fresh(self) -> None:
+        self._lock = threading.Lock()
+        self._programs: OrderedDict[Any, Program] = OrderedDict()
+        self._free: dict[Any, list[Workspace]] = {}
+        self._warned = False
+
+    @property
+    def original(self) -> torch.nn.Module:
+        """The model this came from: not a submodule, so its weights are not counted twice."""
+        held: torch.nn.Module = self.__dict__["_original"]
+        return held
+
+    def judged(self, timing: Timing, said: str) -> Compiled:
+        """This module with the whole model's timing added to its plan and notes."""
+        self.plan, self.notes = replace(self.plan, model=timing), (*self.notes, said)
+        return self
+
+    @property
+    def speedup(self) -> float:
+        """Measured over the faster of torch's two layouts, median of paired rounds."""
+        return 1.0 if self.plan.model is None else self.plan.model.ratio_p50
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if self.how != "graph" or self.network is None:
+            return self._eager(args, kwargs)
+        network = self.network
+        inputs = network.flat(args, kwargs)
+        network.check(inputs)
+        threads = pool.threads()
+        self._warn(threads)
+        key = (threads, *(tuple(v.shape) if isinstance(v, torch.Tensor) else v for v in inputs))
+        with torch.no_grad():
+            workspace = self._take(key, inputs, threads)
+            try:
+                return network.outputs(workspace.run(inputs))
+            finally:
+                with self._lock:
+                    if key in self._programs:
+                        self._free.setdefault(key, []).append(workspace)
+
+    def _take(self, key: Any, inputs: list[Any], threads: int) -> Workspace:
+        assert self.network is not None
+        with self._lock:
+            program = self._programs.get(key)
+            if program is not None:
+                self._programs.move_to_end(key)
+                if self._free.get(key):
+                    return self._free[key].pop()
+        if program is None:
+            shapes = self.network.shapes(inputs)
+            program = self.network.program(shapes, self._choices(shapes, threads), threads)
+            with self._lock:
+                self._programs[key] = program
+                while len(self._programs) > SHAPES:
+                    gone, _ = self._programs.popitem(last=False)
+                    self._free.pop(gone, None)
+        return self.network.workspace(program, threads)
+
+    def _choices(self, shapes: Mapping[str, tuple[int, ...]], threads: int) -> dict[str, Config]:
+        """The plan's choices; at other sizes the same methods, each with its own first configuration for them."""
+        assert self.network is not None
+        tuned = {c.node: c for c in self.plan.choices}
+        chosen = {}
+        for node in self.network.convs():
+            if node.name not in tuned:
+                continue
+            choice, conv = tuned[node.name], problem(node, shapes)
+            if conv == choice.conv and threads == self.plan.target.threads:
+                chosen[node.name] = choice.config
+                continue
+            module, target, stats = method(choice.config.method), replace(host(), threads=threads), self.network.stats(node)
+            if module.refuse(conv, target, stats) is None:
+                native = choice.config.method in NATIVE
+                chosen[node.name] = next(module.configs(conv, target, stats)) if native else choice.config
+        return chosen
+
+    def _warn(self, threads: int) -> None:
+        tuned = self.plan.target.threads
+        if threads != tuned and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"tuned for {tuned} threads, running on {threads}: right, but maybe not fastest. "
+                f"Call torch.set_num_threads({tuned}), or compile again.",
+                stacklevel=4,
+            )
+
+    def _eager(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+        if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+            raise AerogelError(
+                "a compiled module cannot train: an input requires grad. Fine-tune the original, then compile again."
+            )
+        with torch.no_grad():
+            if self.how == "channels_last":
+                args, kwargs = pytree.tree_map_only(torch.Tensor, channels_last, (args, kwargs))
+            return self.__dict__["_body"](*args, **kwargs)
+
+    def train(self, mode: bool = True) -> Compiled:
+        if mode:
+            raise AerogelError("a compiled module cannot train. Fine-tune the original, then compile again.")
+        return self
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        raise AerogelError("a compiled module stays where it was compiled. Move or convert the original, then compile again.")
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """The original's names and dense weights."""
+        return self.original.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """New values for the same masks: folded and packed again under the same plan."""
+        if self.network is None or self.how != "graph":
+            raise AerogelError("this module runs the original model. Load the weights there, then compile again.")
+        old = self.network.captured
+        for name, value in state_dict.items():
+            held = old.constants.get(name)
+            if held is not None and held.dim() > 2 and not torch.equal(held != 0, value != 0):
+                raise AerogelError(
+                    f"'{name}' has other zeros than the compiled model. Load it into the original, then compile again."
+                )
+        answer = self.original.load_state_dict(state_dict, strict, assign)
+        constants = {name: state_dict.get(name, value) for name, value in old.constants.items()}
+        captured = replace(old, constants=constants)
+        graph, fused, _ = fuse(captured.graph, constants, captured.shapes)
+        self.network = Network(captured, graph, fused)
+        self._fresh()
+        return answer
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and other processes: everything but bound memory."""
+        return {k: v for k, v in self.__dict__.items() if k not in ("_lock", "_programs", "_free")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._fresh()
+
+    def workspace_bytes(self) -> int:
+        """Bytes of all workspaces bound now and not in use."""
+        with self._lock:
+            return sum(w.bytes for free in self._free.values() for w in free)

@@ -1,0 +1,253 @@
+"""What runs for one set of input shapes: torch calls and native segments, decided once, bound to an arena many times.
+
+The walk over the graph keeps for each value where it is: in torch's hands, as a plane in the arena, cut into phases, or several of
+these. A copy stands where a value is needed in a form it does not have yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from aerogel.candidate import Config, Kernel, Packed
+from aerogel.graph import Graph, Node
+from aerogel.layout import Array, Layout, Shape
+from aerogel.methods import method
+from aerogel.problem import Conv
+from aerogel.runtime import pooling
+from aerogel.runtime.arena import Need, place
+from aerogel.runtime.convert import convert
+from aerogel.target import Target
+
+NATIVE = ("direct",)
+VECTOR = 16
+"""Elements of the widest f32 vector."""
+
+
+class Packs:
+    """Packed weights by (weight, configuration): packed once, shared by every image size."""
+
+    def __init__(self, weights: Mapping[str, Array]) -> None:
+        self._weights, self._known = weights, dict[tuple[str, Config], Packed]()
+
+    def of(self, weight: str, conv: Conv, config: Config) -> Packed:
+        if (weight, config) not in self._known:
+            self._known[weight, config] = method(config.method).pack(self._weights[weight], conv, config)
+        return self._known[weight, config]
+
+
+@dataclass(frozen=True)
+class Native:
+    """One kernel of a segment. Buffers are arena names, or torch values ("@name"); `bias` is a constant's name."""
+
+    kernel: Kernel
+    x: str
+    y: str
+    residual: str | None = None
+    bias: str | None = None
+    label: str = ""
+
+
+@dataclass
+class Part:
+    """A stretch of the program: one torch node (a dense convolution with its kernel), or the kernels of one segment."""
+
+    node: Node | None = None
+    kernel: Kernel | None = None
+    natives: list[Native] = field(default_factory=list)
+    exports: dict[str, tuple[int, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Program:
+    """Parts in order, and the arena they need."""
+
+    parts: tuple[Part, ...]
+    offsets: Mapping[str, int]
+    arena_bytes: int
+    scratch_bytes: int
+
+
+def image_shape(shape: tuple[int, ...]) -> Shape:
+    """(n, c, l) counts as (n, c, 1, l)."""
+    return (shape[0], shape[1], 1, shape[2]) if len(shape) == 3 else (shape[0], shape[1], shape[2], shape[3])
+
+
+def problem(node: Node, shapes: Mapping[str, tuple[int, ...]]) -> Conv:
+    """The concrete problem of a conv node for known shapes."""
+    assert node.conv is not None
+    n, _, h, w = image_shape(shapes[node.conv_inputs()[0]])
+    return node.conv.at(n, h, w)
+
+
+def build(
+    graph: Graph, shapes: Mapping[str, tuple[int, ...]], choices: Mapping[str, Config], packs: Packs, target: Target
+) -> Program:
+    """`choices` names the configuration of each conv node that gets a kernel of ours; all other nodes are torch's."""
+    return _Walk(graph, shapes, choices, packs, target).program()
+
+
+class _Walk:
+    def __init__(
+        self,
+        graph: Graph,
+        shapes: Mapping[str, tuple[int, ...]],
+        choices: Mapping[str, Config],
+        packs: Packs,
+        target: Target,
+    ) -> None:
+        self.graph, self.shapes, self.target, self.packs = graph, shapes, target, packs
+        self.given = choices
+        self.choices = {name: c for name, c in choices.items() if c.method in NATIVE}
+        self.problems = {n.name: problem(n, shapes) for n in graph.nodes if n.name in self.choices}
+        self.users = graph.users()
+        self.pools = self._poolings()
+        self.parts: list[Part] = []
+        self.torch = {*graph.inputs, *graph.constants}
+        self.arena: dict[str, tuple[Layout, Shape]] = {}
+        self.planes = self._plane_layouts()
+
+    def program(self) -> Program:
+        for node in self.graph.nodes:
+            if node.name in self.choices:
+                self._native(node)
+            elif node.name in self.pools:
+                self._pool(node)
+            else:
+                for name in node.inputs:
+                    self._to_torch(name)
+                self.parts.append(Part(node, self._dense(node)))
+                self.torch.add(node.name)
+        for name, users in self.users.items():
+            if "" in users:
+                self._to_torch(name)
+        return self._placed()
+
+    def _poolings(self) -> dict[str, pooling.MaxPool]:
+        """Pooling nodes that read a map of ours: they stay in the arena, and so does what they give."""
+        found: dict[str, pooling.MaxPool] = {}
+        for node in self.graph.nodes:
+            own = pooling.read(node)
+            if own is not None and len(self.shapes[node.name]) == 4:
+                source = node.inputs[0]
+                if (source in self.choices or source in found) and self._dtype() == "f32":
+                    found[node.name] = own
+        return found
+
+    def _dtype(self) -> str:
+        """The element type of our maps: one for a whole program."""
+        return next((c.dtypes.input for c in self.problems.values()), "f32")
+
+    def _pool(self, node: Node) -> None:
+        x_shape, y_shape = (image_shape(self.shapes[n]) for n in (node.inputs[0], node.name))
+        reads, writes = self.planes[x_shape[2:]], self.planes[y_shape[2:]]
+        made = pooling.kernel(self.pools[node.name], x_shape, y_shape, reads, writes, self.target)
+        self._segment().natives.append(Native(made, node.inputs[0], node.name, label=f"pool {node.layer or node.name}"))
+        self.arena[node.name] = (writes, y_shape)
+
+    def _dense(self, node: Node) -> Kernel | None:
+        """The library's kernel of a convolution that has one; the plain torch call otherwise."""
+        config = self.given.get(node.name)
+        if config is None or node.conv is None or len(self.shapes[node.name]) != 4:
+            return None
+        conv, module = problem(node, self.shapes), method(config.method)
+        reads, writes = module.layouts(conv, config, self.target, (0, 0, 0, 0))
+        packed = self.packs.of(node.conv_inputs()[1], conv, config)
+        return module.build(packed, conv, config, self.target, reads, writes)[0]
+
+    def _plane_layouts(self) -> dict[tuple[int, int], Layout]:
+        """One planar layout for each image size, so that residuals and chains of layers fit without a copy.
+
+        The border is the widest any reader needs. A stride-1 layer ties the pitch of its input's size to its output's.
+        """
+        border: dict[tuple[int, int], list[int]] = {}
+        tied: dict[tuple[int, int], set[tuple[int, int]]] = {}
+        for conv in self.problems.values():
+            for size in (conv.size, conv.out):
+                border.setdefault(size, [0, 0, 0, 0])
+                tied.setdefault(size, {size})
+            if conv.stride == (1, 1):
+                border[conv.size] = [max(a, b) for a, b in zip(border[conv.size], conv.pad, strict=True)]
+                joined = tied[conv.size] | tied[conv.out]
+                for size in joined:
+                    tied[size] = joined
+        for name in self.pools:
+            size = image_shape(self.shapes[name])[2:]
+            border.setdefault(size, [0, 0, 0, 0])
+            tied.setdefault(size, {size})
+        slack: dict[tuple[int, int], int] = dict.fromkeys(border, VECTOR)  # a pool reads whole vectors of the last row
+        pitch: dict[tuple[int, int], int] = {size: size[1] + max(b[1], b[3]) for size, b in border.items()}
+        for _ in range(2):  # once to find the widest pitch, once to find the slack under it
+            for name, conv in self.problems.items():
+                b = border[conv.out]
+                wide = max(pitch[size] for size in tied[conv.out])
+                config = self.choices[name]
+                reads, writes = method(config.method).layouts(conv, config, self.target, (b[0], b[1], b[2], b[3]), wide)
+                for size in tied[conv.out]:
+                    pitch[size] = writes.pitch
+                slack[conv.out] = max(slack[conv.out], writes.slack)
+                if reads.kind == "planar":
+                    slack[conv.size] = max(slack[conv.size], reads.slack)
+        dtype = self._dtype()
+        return {s: Layout("planar", pitch[s], (b[0], b[1], b[2], b[3]), slack[s], dtype) for s, b in border.items()}
+
+    def _segment(self) -> Part:
+        if not self.parts or self.parts[-1].node is not None:
+            self.parts.append(Part())
+        return self.parts[-1]
+
+    def _native(self, node: Node) -> None:
+        conv, config = self.problems[node.name], self.choices[node.name]
+        x, weight, bias, residual = node.conv_inputs()
+        writes = self.planes[conv.out]
+        module = method(config.method)
+        wanted, _ = module.layouts(conv, config, self.target, writes.border, writes.pitch)
+        reads = self.planes[conv.size] if wanted.kind == "planar" else wanted
+        source = self._in_arena(x, reads)
+        beside = None if residual is None else self._in_arena(residual, writes)
+        for kernel in module.build(self.packs.of(weight, conv, config), conv, config, self.target, reads, writes):
+            label = f"{config.method} {node.layer or node.name}"
+            self._segment().natives.append(Native(kernel, source, node.name, beside, bias, label))
+        self.arena[node.name] = (writes, conv.y_shape)
+
+    def _in_arena(self, name: str, layout: Layout) -> str:
+        """The arena's name of a value in this layout, copied there if it is not yet."""
+        key = name if layout.kind == "planar" else f"{name}#{layout.pitch}.{layout.border}.{layout.stride}.{layout.kept}"
+        if key in self.arena:
+            return key
+        shape = image_shape(self.shapes[name])
+        if name in self.arena:
+            source, origin = self.arena[name][0], name
+        else:
+            self._to_torch(name)
+            source, origin = Layout("contiguous", shape[3], dtype=layout.dtype), f"@{name}"
+        for kernel in convert(shape, source, layout, self.target):
+            self._segment().natives.append(Native(kernel, origin, key, label=f"copy {name}"))
+        self.arena[key] = (layout, shape)
+        return key
+
+    def _to_torch(self, name: str) -> None:
+        """Make a value that lives in the arena a fresh tensor."""
+        if name in self.torch:
+            return
+        layout, shape = self.arena[name]
+        plain = Layout("contiguous", shape[3], dtype=layout.dtype)
+        for kernel in convert(shape, layout, plain, self.target):
+            self._segment().natives.append(Native(kernel, name, f"@{name}", label=f"copy {name}"))
+        self._segment().exports[name] = self.shapes[name]
+        self.torch.add(name)
+
+    def _placed(self) -> Program:
+        life: dict[str, list[int]] = {}
+        steps = [(i, s) for i, s in enumerate(s for p in self.parts for s in p.natives)]
+        for i, step in steps:
+            for name in (step.x, step.y, step.residual):
+                if name is not None and not name.startswith("@"):
+                    life.setdefault(name, [i, i])[1] = i
+        needs = []
+        for name, (first, last) in life.items():
+            layout, shape = self.arena[name]
+            needs.append(Need(name, layout.elements(shape) * layout.item_bytes, first, last))
+        offsets, size = place(needs)
+        scratch = max((s.kernel.scratch_bytes for _, s in steps), default=0)
+        return Program(tuple(self.parts), offsets, size, scratch)

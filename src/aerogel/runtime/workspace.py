@@ -1,0 +1,95 @@
+"""`Workspace`: an arena and the segments bound to it, for one set of input shapes and one thread count.
+
+A call takes a workspace and gives it back, so two calls never share one. Outputs are fresh tensors that alias nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from aerogel.candidate import POINTERS
+from aerogel.graph import Graph
+from aerogel.layout import LINE_BYTES, Array
+from aerogel.runtime import interpret, pool
+from aerogel.runtime.program import Part, Program
+
+_DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+
+
+@dataclass
+class _Bound:
+    """A segment with the places where a tensor's address goes: (arguments, slot, tensor's name, bytes to add)."""
+
+    part: Part
+    segment: pool.Segment
+    patches: list[tuple[NDArray[np.int64], int, str]]
+    imports: tuple[str, ...]
+
+
+class Workspace:
+    """Memory and bound kernels of a Program."""
+
+    def __init__(
+        self, graph: Graph, program: Program, constants: Mapping[str, torch.Tensor], biases: Mapping[str, Array], threads: int
+    ) -> None:
+        self.graph, self.program, self.constants = graph, program, constants
+        self.arena = np.empty(program.arena_bytes + LINE_BYTES, np.uint8)
+        self.scratch = np.empty(program.scratch_bytes * threads + LINE_BYTES, np.uint8)
+        base, scratch = (a.ctypes.data + -a.ctypes.data % LINE_BYTES for a in (self.arena, self.scratch))
+        self._bias = biases
+        self.steps: list[_Bound | Part] = []
+        for part in program.parts:
+            self.steps.append(part if part.node is not None else self._bind(part, base, scratch, threads))
+
+    @property
+    def bytes(self) -> int:
+        return self.arena.nbytes + self.scratch.nbytes
+
+    def _bind(self, part: Part, base: int, scratch: int, threads: int) -> _Bound:
+        bound, patches, imports = [], [], []
+        for step in part.natives:
+            addresses = {"scratch": scratch}
+            if step.bias is not None:
+                addresses["bias"] = self._bias[step.bias].ctypes.data
+            for slot, name in (("x", step.x), ("y", step.y), ("residual", step.residual)):
+                if name is not None:
+                    addresses[slot] = 0 if name.startswith("@") else base + self.program.offsets[name]
+            arguments = step.kernel.bind(**addresses)
+            bound.append((step.kernel, arguments))
+            for slot, name in (("x", step.x), ("y", step.y)):
+                if name.startswith("@"):
+                    patches.append((arguments, POINTERS.index(slot), name[1:]))
+                    if slot == "x":
+                        imports.append(name[1:])
+        return _Bound(part, pool.Segment(bound, threads), patches, tuple(dict.fromkeys(imports)))
+
+    def _torch(self, part: Part, values: Mapping[str, Any]) -> Any:
+        assert part.node is not None
+        if part.kernel is None or part.kernel.call is None:
+            return interpret.call(part.node, values)
+        x, _, bias, residual = part.node.conv_inputs()
+        return part.kernel.call(values[x], None if bias is None else values[bias], None if residual is None else values[residual])
+
+    def run(self, inputs: list[Any]) -> dict[str, Any]:
+        """All values that torch holds, outputs among them."""
+        values: dict[str, Any] = {**self.constants, **dict(zip(self.graph.inputs, inputs, strict=True))}
+        for step in self.steps:
+            if isinstance(step, Part):
+                assert step.node is not None
+                values[step.node.name] = self._torch(step, values)
+                continue
+            held = {name: values[name].contiguous() for name in step.imports}
+            for name, shape in step.part.exports.items():
+                layout = next(s.kernel.writes for s in step.part.natives if s.y == f"@{name}")
+                held[name] = torch.empty(shape, dtype=_DTYPES[layout.dtype])
+            for arguments, slot, name in step.patches:
+                arguments[slot] = held[name].data_ptr()
+            step.segment()
+            values.update({name: held[name] for name in step.part.exports})
+        return values

@@ -1,0 +1,96 @@
+"""The policy, on timings put in by hand: a busy machine can neither fail nor pass these."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from aerogel.graph import Graph, Node, Ref
+from aerogel.plan import Timing
+from aerogel.problem import Conv
+from aerogel.runtime.arena import Need, place
+from aerogel.tune.search import Costs, assign, keep
+
+RNG = np.random.default_rng(0)
+
+
+@pytest.mark.parametrize(
+    ("what", "ours", "dense", "kept"),
+    [
+        ("twice as fast", [50.0] * 9, [100.0] * 9, True),
+        ("equal", [100.0] * 9, [100.0] * 9, False),
+        ("one percent faster: not worth it", [99.0] * 9, [100.0] * 9, False),
+        ("slower", [110.0] * 9, [100.0] * 9, False),
+        ("one lucky outlier", [100.0] * 8 + [10.0], [100.0] * 9, False),
+        ("one unlucky outlier", [50.0] * 8 + [900.0], [100.0] * 9, True),
+        ("noise that hits both alike", list(50 * np.linspace(1, 3, 9)), list(100 * np.linspace(1, 3, 9)), True),
+        ("equal under noise", list(100 * np.linspace(1, 3, 9)), list(100 * np.linspace(1, 3, 9)), False),
+        ("bimodal: faster half the time", [50.0, 120.0] * 6, [100.0] * 12, False),
+        ("bimodal, but always faster", [50.0, 90.0] * 6, [100.0] * 12, True),
+    ],
+)
+def test_keep_or_drop(what: str, ours: list[float], dense: list[float], kept: bool) -> None:
+    assert keep(Timing.of(ours, dense)) == kept, what
+
+
+def test_noise_alone_is_rarely_kept() -> None:
+    """Two candidates of the same speed with 20 % noise each: the lower quartile rarely lies."""
+    wrong = sum(keep(Timing.of(*(list(100 * np.exp(RNG.normal(0, 0.2, 25))) for _ in range(2)))) for _ in range(500))
+    assert wrong <= 5
+
+
+def _chain(count: int) -> Graph:
+    conv = Conv.parse("c3k3r1s1u1p0")
+    names = ["x", *(f"v{i}" for i in range(count))]
+    nodes = tuple(Node(names[i + 1], "conv", (Ref(names[i]), Ref("w")), conv=conv) for i in range(count))
+    return Graph(("x",), ("w",), nodes, (Ref(names[-1]),))
+
+
+def test_a_layer_that_wins_by_less_than_its_copies_stays_dense() -> None:
+    graph = _chain(3)
+    dense = {"v0": 100.0, "v1": 100.0, "v2": 100.0}
+    copies = dict.fromkeys(("x", "v0", "v1", "v2"), 20.0)
+    alone = Costs({"v0": 200.0, "v1": 70.0, "v2": 200.0}, dense, copies)
+    assert assign(graph, alone) == frozenset(), "30 saved, 40 spent on copies"
+    worth = Costs({"v0": 200.0, "v1": 50.0, "v2": 200.0}, dense, copies)
+    assert assign(graph, worth) == {"v1"}
+
+
+def test_a_slower_layer_is_taken_along_where_that_saves_copies() -> None:
+    graph = _chain(3)
+    costs = Costs(
+        {"v0": 10.0, "v1": 110.0, "v2": 10.0},
+        dict.fromkeys(("v0", "v1", "v2"), 100.0),
+        dict.fromkeys(("x", "v0", "v1", "v2"), 20.0),
+    )
+    assert assign(graph, costs) == {"v0", "v1", "v2"}
+
+
+def test_assignment_is_the_best_of_all_on_small_graphs() -> None:
+    for _ in range(60):
+        count = 6
+        graph = _chain(count)
+        names = [n.name for n in graph.nodes]
+        native, dense = ({n: float(RNG.uniform(10, 100)) for n in names} for _ in range(2))
+        costs = Costs(native, dense, {n: float(RNG.uniform(1, 40)) for n in ("x", *names)})
+        users = graph.users()
+        every = [frozenset(n for i, n in enumerate(names) if bits >> i & 1) for bits in range(2**count)]
+        best = min(costs.total(graph, s, users) for s in every)
+        assert costs.total(graph, assign(graph, costs), users) <= best * 1.1
+
+
+def test_the_arena_never_gives_two_living_buffers_one_place() -> None:
+    for _ in range(100):
+        needs = []
+        for i in range(40):
+            first = int(RNG.integers(0, 50))
+            needs.append(Need(str(i), int(RNG.integers(0, 5000)), first, first + int(RNG.integers(0, 10))))
+        offsets, size = place(needs)
+        for a in needs:
+            assert offsets[a.name] % 64 == 0
+            assert offsets[a.name] + a.size <= size
+            for b in needs:
+                if a.name < b.name and a.first <= b.last and b.first <= a.last and a.size and b.size:
+                    low, high = sorted((a, b), key=lambda n: offsets[n.name])
+                    assert offsets[low.name] + low.size <= offsets[high.name]
+    assert place([]) == ({}, 0)
