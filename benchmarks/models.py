@@ -13,16 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from benchmarks.blocks import conv_bn
+from benchmarks.detectors import DenseNet121, Detector, Inception, SqueezeNet, UNet, YoloV3, YoloV8s
 from benchmarks.patterns import load
-
-
-def conv_bn(
-    c: int, k: int, size: int | tuple[int, int] = 3, stride: int = 1, groups: int = 1, act: nn.Module | None = None
-) -> nn.Sequential:
-    """Convolution, batch norm and an activation, padded to keep the size."""
-    sides = (size, size) if isinstance(size, int) else size
-    conv = nn.Conv2d(c, k, sides, stride, (sides[0] // 2, sides[1] // 2), groups=groups, bias=False)
-    return nn.Sequential(conv, nn.BatchNorm2d(k), *([] if act is None else [act]))
 
 
 class Bottleneck(nn.Module):
@@ -127,6 +120,13 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], int]] = {
     "vgg19": (Vgg19, 224),
     "mobilenetv1": (MobileNetV1, 224),
     "regnetx": (regnetx, 224),
+    "densenet121": (DenseNet121, 224),
+    "yolov3": (YoloV3, 640),
+    "yolov8s": (YoloV8s, 640),
+    "detector": (Detector, 320),
+    "unet": (UNet, 512),
+    "squeezenet": (SqueezeNet, 224),
+    "inception": (Inception, 224),
 }
 """Each model with its usual image size."""
 

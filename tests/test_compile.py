@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 import aerogel
 from aerogel.plan import Plan
-from benchmarks.models import Bottleneck, conv_bn, prune
+from benchmarks.blocks import conv_bn
+from benchmarks.models import Bottleneck, prune
 
 
 def sparse(model: nn.Module, sparsity: float = 0.9) -> nn.Module:

@@ -49,7 +49,9 @@ class _Fuse:
                 self._absorb(node, node.args[0].name)
             elif base in ("aten.conv2d", "aten.conv1d"):
                 self.nodes[node.name] = self._convolution(node)
-            elif not (base == "aten.batch_norm" and self._batch_norm(node)) and not self._epilogue(node):
+            elif base == "aten.batch_norm" and (self._batch_norm(node) or self._scale(node)):
+                continue
+            elif not self._epilogue(node):
                 self.nodes[node.name] = node
                 if base in ("aten.conv3d", "aten.conv_transpose2d", "aten.conv_transpose1d"):
                     self.left[node.layer or node.name] = f"{base[5:]} has no sparse kernel; torch runs it"
@@ -96,29 +98,48 @@ class _Fuse:
 
     def _batch_norm(self, node: Node) -> bool:
         """Fold into the convolution before it: w * g / sqrt(v + e), and the shift as a bias."""
-        x, scale, shift, mean, var = node.args[:5]
+        x, folded = node.args[0], self._affine(node)
         before = self.nodes.get(x.name) if isinstance(x, Ref) else None
-        if before is None or before.conv is None or self.uses[x.name] != 1 or before.conv.epilogue not in ((), ("bias",)):
+        if folded is None or before is None or before.conv is None or self.uses[before.name] != 1:
             return False
-        if not all(a is None or (isinstance(a, Ref) and a.name in self.constants) for a in (scale, shift, mean, var)):
-            return False
-        if mean is None or node.args[5] is True:
+        if before.conv.epilogue not in ((), ("bias",)):
             return False
         _, weight, bias, _ = before.conv_inputs()
-        one, zero = torch.ones((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
-        gain, moved, center, spread = (
-            neutral if a is None else self.constants[a.name].double()
-            for a, neutral in ((scale, one), (shift, zero), (mean, zero), (var, one))
-        )
-        factor = torch.rsqrt(spread + float(node.args[7])) * gain
-        moved = ((zero if bias is None else self.constants[bias].double()) - center) * factor + moved
+        factor, moved = folded
+        if bias is not None:
+            moved = moved + self.constants[bias].double() * factor
         held = self.constants[weight]
-        folded = (held.double() * factor[:, None, None, None]).to(held.dtype)
+        folded_weight = (held.double() * factor[:, None, None, None]).to(held.dtype)
         names = f"{before.name}.weight", f"{before.name}.bias"
-        self.constants[names[0]], self.constants[names[1]] = folded, moved.float()
+        self.constants[names[0]], self.constants[names[1]] = folded_weight, moved.float()
         conv = replace(before.conv, epilogue=("bias",))
         self._replace(before, node, Node(node.name, "conv", (before.args[0], Ref(names[0]), Ref(names[1])), {}, conv, before.layer))
         return True
+
+    def _scale(self, node: Node) -> bool:
+        """Batch norm with no convolution before it: a scale and a shift for each channel, which is a depthwise 1x1 convolution."""
+        folded = self._affine(node)
+        if folded is None or len(self.shapes.get(node.name, ())) != 4:
+            return False
+        factor, shift = folded
+        names = f"{node.name}.weight", f"{node.name}.bias"
+        self.constants[names[0]], self.constants[names[1]] = factor.float()[:, None, None, None], shift.float()
+        conv = Conv(len(factor), len(factor), groups=len(factor), epilogue=("bias",))
+        self.nodes[node.name] = Node(node.name, "conv", (node.args[0], *map(Ref, names)), {}, conv, node.layer or node.name)
+        return True
+
+    def _affine(self, node: Node) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Scale and shift of a batch norm in float64, or None where they are not constants."""
+        scale, shift, mean, var = node.args[1:5]
+        held = all(a is None or (isinstance(a, Ref) and a.name in self.constants) for a in (scale, shift, mean, var))
+        if not held or mean is None or var is None or node.args[5] is True:
+            return None
+        center, spread = (self.constants[a.name].double() for a in (mean, var))
+        factor = torch.rsqrt(spread + float(node.args[7]))
+        if scale is not None:
+            factor = factor * self.constants[scale.name].double()
+        moved = -center * factor
+        return factor, moved if shift is None else moved + self.constants[shift.name].double()
 
     def _epilogue(self, node: Node) -> bool:
         """An activation or a residual add after a convolution that nothing else reads."""

@@ -1,9 +1,9 @@
-"""`pool`: maximum over windows of bordered planes, any window, stride, padding and dilation.
+"""`pool`: maximum or average over windows of bordered planes, any window, stride, padding and dilation.
 
     for each unit of this thread        an image, a channel
       for each output row
-        line = the largest of the window's rows, column by column       whole vectors; rows outside the image do not count
-        y[q] = the largest of line[q * stride + s * dilation]            line has -inf where the image has no column
+        line = the largest (sum) of the window's rows, column by column       whole vectors; rows outside the image do not count
+        y[q] = the largest (sum / window) of line[q * stride + s * dilation]  line has -inf (0) where the image has no column
       zeros up to the end of the row and of the plane: the border
 
 The two passes need r + s comparisons a pixel instead of r * s. NaN wins over every number, as it does in torch.
@@ -28,6 +28,7 @@ SIZES = (
     "top", "left", "taps", "row_dilation", "row_stride",
     "line_elements",  # elements of a line
     "scratch_thread",  # bytes of one thread's line
+    "scale",  # bits of the f32 that an average is multiplied with
 )  # fmt: skip
 ARGUMENTS = POINTERS + SIZES
 ENTRY = "pool"
@@ -35,15 +36,16 @@ ENTRY = "pool"
 
 @dataclass(frozen=True)
 class PoolCode:
-    """Window width, column stride and dilation are compiled in; everything else is data."""
+    """Window width, column stride and dilation are compiled in; everything else is data. `kind` is "max" or "average"."""
 
     isa: str
+    kind: str
     width: int
     stride: int
     dilation: int
 
     def __str__(self) -> str:
-        return f"pool-{self.isa}-max-{self.width}-{self.stride}-{self.dilation}"
+        return f"pool-{self.isa}-{self.kind}-{self.width}-{self.stride}-{self.dilation}"
 
 
 def emit(code: PoolCode) -> str:
@@ -55,11 +57,16 @@ def emit(code: PoolCode) -> str:
     a = {n: e.load(b.gep(block, [I64(i)], source_etype=I64), PTR if n in POINTERS else I64, 8) for i, n in enumerate(ARGUMENTS)}
     lanes = VECTOR_BYTES[code.isa] // 4
     vector = ir.VectorType(F32, lanes)
-    larger = {
-        kind: ir.Function(module, ir.FunctionType(kind, [kind] * 2), f"llvm.maximum.{s}")
-        for kind, s in ((vector, f"v{lanes}f32"), (F32, "f32"))
+    largest = {
+        kind: ir.Function(module, ir.FunctionType(kind, [kind] * 2), f"llvm.maximum.{suffix}")
+        for kind, suffix in ((vector, f"v{lanes}f32"), (F32, "f32"))
     }
-    lowest = ir.Constant(F32, float("-inf"))
+    lowest = ir.Constant(F32, float("-inf") if code.kind == "max" else 0.0)
+    scale = b.bitcast(b.trunc(a["scale"], ir.IntType(32)), F32)
+
+    def join(first: Value, second: Value) -> Value:
+        return b.call(largest[first.type], [first, second]) if code.kind == "max" else b.fadd(first, second)
+
     line = e.at(a["scratch"], b.mul(thread, a["scratch_thread"]))
     inner = e.at(line, b.mul(a["left"], I64(4)))
 
@@ -88,9 +95,9 @@ def emit(code: PoolCode) -> str:
                 at = b.add(top, b.mul(i, a["row_dilation"]))
                 there = b.and_(b.icmp_signed(">=", at, I64(0)), b.icmp_signed("<", at, a["x_rows"]))
                 place = b.gep(e.at(x, b.mul(at, a["x_row"])), [j], source_etype=F32)
-                return e.choose(there, lambda: [b.call(larger[vector], [acc[0], e.load(place, vector, 4)])], lambda: [acc[0]])
+                return e.choose(there, lambda: [join(acc[0], e.load(place, vector, 4))], lambda: [acc[0]])
 
-            start = ir.Constant(vector, [float("-inf")] * lanes)
+            start = ir.Constant(vector, [lowest.constant] * lanes)
             _, (best,) = e.loop(I64(0), a["taps"], tap, [start])
             b.store(best, b.gep(inner, [j], source_etype=F32), align=4)
 
@@ -101,8 +108,8 @@ def emit(code: PoolCode) -> str:
             best = lowest
             for s in range(code.width):
                 at = b.add(b.mul(q, I64(code.stride)), I64(s * code.dilation))
-                best = b.call(larger[F32], [best, e.load(b.gep(line, [at], source_etype=F32), F32, 4)])
-            put(out, q, best)
+                best = join(best, e.load(b.gep(line, [at], source_etype=F32), F32, 4))
+            put(out, q, best if code.kind == "max" else b.fmul(best, scale))
 
         e.loop(I64(0), a["y_columns"], pixel)
         e.loop(a["y_columns"], a["y_row"], lambda i, _: put(out, i, F32(0)))

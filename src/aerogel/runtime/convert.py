@@ -11,11 +11,15 @@ from aerogel.layout import Layout, Shape
 from aerogel.target import Target
 
 
-def convert(shape: Shape, source: Layout, target: Layout, machine: Target) -> list[Kernel]:
-    """Kernels that copy a tensor of `shape`: one, or one for each phase. Borders of the target are written as zeros."""
+def convert(shape: Shape, source: Layout, target: Layout, machine: Target, place: tuple[int, int] = (0, 0)) -> list[Kernel]:
+    """Kernels that copy a tensor of `shape`: one, or one for each phase. Borders of the target are written as zeros.
+
+    `place` is (first channel, channels of the whole) where the target is a part of a wider tensor: a concatenation.
+    """
     if source.kind == "phases" or target.kind == "channels_last" or source.dtype != target.dtype:
         raise PlanMismatch(f"no kernel copies {source} to {target}")
     n, c, h, w = shape
+    first, whole = place[0], place[1] or c
     item = source.item_bytes
     x_image, x_channel, x_row, x_column = _strides(source, shape)
     rows, columns = target.rows_columns(h, w)
@@ -34,12 +38,12 @@ def convert(shape: Shape, source: Layout, target: Layout, machine: Target) -> li
             high = max(low, min(columns, -(-(w + left - b) // v)))
             sizes = {
                 "images": n, "channels": c, "x_image": x_image * item, "x_channel": x_channel * item, "x_row": x_row * item,
-                "x_column": v * x_column * item, "y_first": (a * target.kept[1] + b) * phase_plane * item,
-                "y_image": c * plane * item, "y_channel": plane * item, "y_row": pitch * item, "rows": rows,
+                "x_column": v * x_column * item, "y_first": (first * plane + (a * target.kept[1] + b) * phase_plane) * item,
+                "y_image": whole * plane * item, "y_channel": plane * item, "y_row": pitch * item, "rows": rows,
                 "row_first": a - top, "row_step": u, "x_rows": h, "column_low": low, "column_high": high,
                 "column_first": (low * v + b - left) * x_column * item, "row_bytes": pitch * item,
                 "tail_bytes": (phase_plane - rows * pitch) * item,
-                "front_bytes": target.front * item if a == b == 0 else 0,
+                "front_bytes": target.front * item if a == b == first == 0 else 0,
             }  # fmt: skip
             arguments = np.array([0] * len(POINTERS) + [sizes[name] for name in copy.SIZES], np.int64)
             kernels.append(Kernel(f"copy {shape} {source} {target}", source, target, entry, arguments))

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from aerogel.candidate import Config, Kernel, Packed
-from aerogel.graph import Graph, Node
+from aerogel.graph import Graph, Node, Ref
 from aerogel.layout import Array, Layout, Shape
 from aerogel.methods import method
 from aerogel.problem import Conv
@@ -73,6 +73,18 @@ def image_shape(shape: tuple[int, ...]) -> Shape:
     return (shape[0], shape[1], 1, shape[2]) if len(shape) == 3 else (shape[0], shape[1], shape[2], shape[3])
 
 
+def concatenated(node: Node) -> tuple[str, ...]:
+    """The maps a node lays side by side along the channels, or nothing."""
+    if node.op != "aten.cat.default" or node.kwargs or len(node.args) != 2 or node.args[1] not in (1, -3):
+        return ()
+    return tuple(a.name for a in node.args[0] if isinstance(a, Ref))
+
+
+def passes(node: Node) -> bool:
+    """Whether a node can stay in the arena without being timed: it only moves or pools maps."""
+    return bool(concatenated(node)) or pooling.read(node) is not None
+
+
 def problem(node: Node, shapes: Mapping[str, tuple[int, ...]]) -> Conv:
     """The concrete problem of a conv node for known shapes."""
     assert node.conv is not None
@@ -101,7 +113,7 @@ class _Walk:
         self.choices = {name: c for name, c in choices.items() if c.method in NATIVE}
         self.problems = {n.name: problem(n, shapes) for n in graph.nodes if n.name in self.choices}
         self.users = graph.users()
-        self.pools = self._poolings()
+        self.stays = self._staying()
         self.parts: list[Part] = []
         self.torch = {*graph.inputs, *graph.constants}
         self.arena: dict[str, tuple[Layout, Shape]] = {}
@@ -111,8 +123,8 @@ class _Walk:
         for node in self.graph.nodes:
             if node.name in self.choices:
                 self._native(node)
-            elif node.name in self.pools:
-                self._pool(node)
+            elif node.name in self.stays:
+                self._concat(node) if concatenated(node) else self._pool(node)
             else:
                 for name in node.inputs:
                     self._to_torch(name)
@@ -123,15 +135,14 @@ class _Walk:
                 self._to_torch(name)
         return self._placed()
 
-    def _poolings(self) -> dict[str, pooling.MaxPool]:
-        """Pooling nodes that read a map of ours: they stay in the arena, and so does what they give."""
-        found: dict[str, pooling.MaxPool] = {}
+    def _staying(self) -> set[str]:
+        """Pooling and concatenation of maps of ours: they stay in the arena, and so does what they give."""
+        found: set[str] = set()
         for node in self.graph.nodes:
-            own = pooling.read(node)
-            if own is not None and len(self.shapes[node.name]) == 4:
-                source = node.inputs[0]
-                if (source in self.choices or source in found) and self._dtype() == "f32":
-                    found[node.name] = own
+            if passes(node) and len(self.shapes[node.name]) == 4 and self._dtype() == "f32":
+                ours = [name in self.choices or name in found for name in (concatenated(node) or node.inputs)]
+                if any(ours) and all(len(self.shapes[name]) == 4 for name in node.inputs):
+                    found.add(node.name)
         return found
 
     def _dtype(self) -> str:
@@ -139,11 +150,24 @@ class _Walk:
         return next((c.dtypes.input for c in self.problems.values()), "f32")
 
     def _pool(self, node: Node) -> None:
+        own = pooling.read(node)
+        assert own is not None
         x_shape, y_shape = (image_shape(self.shapes[n]) for n in (node.inputs[0], node.name))
         reads, writes = self.planes[x_shape[2:]], self.planes[y_shape[2:]]
-        made = pooling.kernel(self.pools[node.name], x_shape, y_shape, reads, writes, self.target)
+        made = pooling.kernel(own, x_shape, y_shape, reads, writes, self.target)
         self._segment().natives.append(Native(made, node.inputs[0], node.name, label=f"pool {node.layer or node.name}"))
         self.arena[node.name] = (writes, y_shape)
+
+    def _concat(self, node: Node) -> None:
+        whole = image_shape(self.shapes[node.name])
+        writes, first = self.planes[whole[2:]], 0
+        for name in concatenated(node):
+            shape = image_shape(self.shapes[name])
+            source, origin = self._where(name)
+            for made in convert(shape, source, writes, self.target, (first, whole[1])):
+                self._segment().natives.append(Native(made, origin, node.name, label=f"concat {node.name}"))
+            first += shape[1]
+        self.arena[node.name] = (writes, whole)
 
     def _dense(self, node: Node) -> Kernel | None:
         """The library's kernel of a convolution that has one; the plain torch call otherwise."""
@@ -171,7 +195,7 @@ class _Walk:
                 joined = tied[conv.size] | tied[conv.out]
                 for size in joined:
                     tied[size] = joined
-        for name in self.pools:
+        for name in self.stays:
             size = image_shape(self.shapes[name])[2:]
             border.setdefault(size, [0, 0, 0, 0])
             tied.setdefault(size, {size})
@@ -216,15 +240,17 @@ class _Walk:
         if key in self.arena:
             return key
         shape = image_shape(self.shapes[name])
-        if name in self.arena:
-            source, origin = self.arena[name][0], name
-        else:
-            self._to_torch(name)
-            source, origin = Layout("contiguous", shape[3], dtype=layout.dtype), f"@{name}"
+        source, origin = self._where(name)
         for kernel in convert(shape, source, layout, self.target):
             self._segment().natives.append(Native(kernel, origin, key, label=f"copy {name}"))
         self.arena[key] = (layout, shape)
         return key
+
+    def _where(self, name: str) -> tuple[Layout, str]:
+        """Where a value can be read from: the arena, or torch's hands."""
+        if name in self.arena:
+            return self.arena[name][0], name
+        return Layout("contiguous", image_shape(self.shapes[name])[3], dtype=self._dtype()), f"@{name}"
 
     def _to_torch(self, name: str) -> None:
         """Make a value that lives in the arena a fresh tensor."""

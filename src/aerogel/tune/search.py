@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 
 from aerogel.candidate import Config, Kernel, Stats
-from aerogel.graph import Graph, Node
+from aerogel.graph import Graph, Node, references
 from aerogel.layout import NUMPY, Array, Layout, Shape
 from aerogel.methods import METHODS, method
 from aerogel.plan import Choice, Timing
 from aerogel.problem import Conv
 from aerogel.runtime import pool
 from aerogel.runtime.convert import convert
-from aerogel.runtime.program import NATIVE, image_shape, problem
+from aerogel.runtime.program import NATIVE, image_shape, passes, problem
 from aerogel.target import Target
 from aerogel.tune.measure import interleaved
 
@@ -158,7 +158,7 @@ def assign(graph: Graph, costs: Costs) -> frozenset[str]:
 
     Starts from nothing, from everything and from each layer's own winner; changes one node at a time while that helps.
     """
-    users = graph.users()
+    users = readers(graph)
     able = frozenset(costs.native)
     winners = frozenset(n for n in able if costs.native[n] < costs.dense[n])
     best: tuple[float, frozenset[str]] = (costs.total(graph, frozenset(), users), frozenset())
@@ -174,11 +174,37 @@ def assign(graph: Graph, costs: Costs) -> frozenset[str]:
     return best[1]
 
 
+def sources(graph: Graph) -> dict[str, tuple[str, ...]]:
+    """For pooling and concatenation, which go where their maps are: the values they are made of."""
+    found: dict[str, tuple[str, ...]] = {}
+    for node in graph.nodes:
+        if passes(node):
+            found[node.name] = tuple(dict.fromkeys(s for name in node.inputs for s in found.get(name, (name,))))
+    return found
+
+
+def readers(graph: Graph) -> dict[str, tuple[str, ...]]:
+    """Who reads each value in the end: pooling and concatenation are looked through."""
+    through = sources(graph)
+    found: dict[str, list[str]] = {name: [] for name in graph.users()}
+    for reader, names in [*((n.name, n.inputs) for n in graph.nodes if n.name not in through), ("", _outputs(graph))]:
+        for name in names:
+            for source in through.get(name, (name,)):
+                found[source].append(reader)
+    return {name: tuple(dict.fromkeys(r)) for name, r in found.items()}
+
+
+def _outputs(graph: Graph) -> tuple[str, ...]:
+    return tuple(references(graph.outputs))
+
+
 def copy_costs(
     graph: Graph, shapes: Mapping[str, tuple[int, ...]], able: Iterable[str], target: Target, rounds: int
 ) -> dict[str, float]:
     """What it costs to bring each value next to a convolution of ours across: measured once for each shape."""
-    names = {n for node in graph.nodes if node.name in set(able) for n in (node.name, *_maps(node))}
+    through = sources(graph)
+    near = {n for node in graph.nodes if node.name in set(able) for n in (node.name, *_maps(node))}
+    names = {s for name in near for s in through.get(name, (name,)) if len(shapes[s]) in (3, 4)}
     known: dict[Shape, float] = {}
     costs = {}
     for name in names:

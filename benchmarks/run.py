@@ -1,0 +1,140 @@
+"""A whole model: aerogel beside its opponents, interleaved in one run.
+
+    python benchmarks/run.py resnet50 --pattern ../shared/patterns/resnet50-90.npz --against torch,inductor,onnxruntime,openvino
+    python benchmarks/run.py unet --sparsity 0.9 --rounds 200 --json unet.json
+
+`ratio.NAME` is the median over the rounds of opponent / aerogel, each round's pair taken one after the other; `interval` is its
+95 % interval (bootstrap); `ratio.fastest` is to whichever opponent has the lowest median. Everything here is measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+import aerogel
+from aerogel.tune.measure import interleaved
+from benchmarks.models import MODELS, make, prune, prune_pattern
+from benchmarks.opponents import OPPONENTS, prepare
+
+QUANTILES = {"min": 0.0, "p25": 0.25, "p50": 0.5}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", choices=MODELS)
+    parser.add_argument("--pattern", type=Path, help="a .npz of real masks")
+    parser.add_argument("--sparsity", type=float, default=0.0, help="magnitude pruning, where there is no pattern")
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--size", type=int, help="image side; each model has its usual one")
+    parser.add_argument("--tune", default="fast")
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--against", default="torch", help=f"any of {','.join(OPPONENTS)}")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--explain", action="store_true", help="print the report too")
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    model = make(given.model)
+    model = prune_pattern(model, given.pattern) if given.pattern else prune(model, given.sparsity) if given.sparsity else model
+    size = given.size or MODELS[given.model][1]
+    x = torch.randn(given.batch, 3, size, size, generator=torch.Generator().manual_seed(0))
+    result = compare(model, x, given.against.split(","), given.threads, given.rounds, given.tune, given.explain)
+    what = given.pattern.stem if given.pattern else f"{given.sparsity:.0%}"
+    result |= {"model": given.model, "pruning": what, "batch": given.batch, "size": size, "date": date.today().isoformat()}
+    show(result)
+    if given.json:
+        given.json.write_text(json.dumps(result, indent=1))
+
+
+def compare(
+    model: torch.nn.Module, x: torch.Tensor, against: list[str], threads: int, rounds: int, tune: str, explain: bool
+) -> dict[str, Any]:
+    """Compile, check, and time against the opponents."""
+    with torch.no_grad():
+        began = time.perf_counter()
+        fast = aerogel.compile(model, x, tune=tune)
+        spent = time.perf_counter() - began
+        error = network_error(model, fast, x)
+        runs, absent = prepare(against, model, x, threads)
+        names = ["aerogel", *runs]
+        times = dict(zip(names, interleaved([lambda: fast(x), *runs.values()], rounds), strict=True))
+    if explain:
+        print(aerogel.explain(fast))
+    ours = np.array(times["aerogel"])
+    ratios = {n: np.array(t) / ours for n, t in times.items() if n != "aerogel"}
+    fastest = min(ratios, key=lambda n: float(np.median(times[n])))
+    interval = {n: bootstrap(r) for n, r in ratios.items()}
+    return {
+        "ms": {n: {q: float(np.quantile(t, v)) / 1e3 for q, v in QUANTILES.items()} for n, t in times.items()},
+        "ratio": {n: float(np.median(r)) for n, r in ratios.items()} | {"fastest": float(np.median(ratios[fastest]))},
+        "interval": interval, "fastest": fastest, "absent": absent, "rounds": rounds, "threads": threads, "compile_s": spent,
+        "error": error, "how": fast.how, "sparse_flops": sparse_share(fast), "plan": json.loads(fast.plan.to_json()),
+        "target": str(fast.plan.target), "torch": torch.__version__,
+    }  # fmt: skip
+
+
+def network_error(model: torch.nn.Module, fast: torch.nn.Module, x: torch.Tensor) -> dict[str, float]:
+    """Largest difference to float64 over the largest output: ours and eager's."""
+    import copy
+
+    leaves = torch.utils._pytree.tree_leaves
+    exact = leaves(copy.deepcopy(model).double()(x.double()))
+    largest = max(float(e.abs().max()) for e in exact)
+
+    def worst(got: Any) -> float:
+        return (
+            max(float((g - e).abs().max()) if g.shape == e.shape else float("inf") for g, e in zip(leaves(got), exact, strict=True))
+            / largest
+        )
+
+    return {"aerogel": worst(fast(x)), "eager": worst(model(x))}
+
+
+def sparse_share(fast: aerogel.Compiled) -> float:
+    """Share of the dense convolution FLOPs whose layers run on sparse kernels."""
+    total = sum(c.conv.dense_flops for c in fast.plan.choices)
+    return sum(c.conv.dense_flops for c in fast.plan.choices if c.config.method != "dense") / total if total else 0.0
+
+
+def bootstrap(ratios: np.ndarray[Any, np.dtype[Any]]) -> tuple[float, float]:
+    """95 % interval of the median."""
+    rng = np.random.default_rng(0)
+    medians = np.median(rng.choice(ratios, (500, len(ratios))), axis=1)
+    low, high = np.quantile(medians, [0.025, 0.975])
+    return float(low), float(high)
+
+
+def show(result: dict[str, Any]) -> None:
+    table = Table(title=f"{result['model']} {result['pruning']}, batch {result['batch']}, {result['threads']} threads")
+    for heading in ("", "min ms", "p50 ms", "over aerogel", "95 % interval"):
+        table.add_column(heading, justify="right")
+    for name, ms in result["ms"].items():
+        ratio = f"{result['ratio'][name]:.2f}x" if name in result["ratio"] else ""
+        interval = "{:.2f} - {:.2f}".format(*result["interval"][name]) if name in result["interval"] else ""
+        table.add_row(name, f"{ms['min']:.1f}", f"{ms['p50']:.1f}", ratio, interval)
+    Console().print(table)
+    for name, why in result["absent"].items():
+        print(f"absent: {name} ({why})")
+    e = result["error"]
+    print(
+        f"{result['ratio']['fastest']:.2f}x over the fastest ({result['fastest']}); "
+        f"{result['sparse_flops']:.0%} of convolution FLOPs "
+        f"on sparse kernels; compiled in {result['compile_s']:.0f} s; error {e['aerogel']:.1e}, eager {e['eager']:.1e}"
+    )
+
+
+if __name__ == "__main__":
+    main()
