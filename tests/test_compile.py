@@ -315,3 +315,45 @@ def test_another_thread_count_warns_once(small: Any) -> None:
             right(model, fast, x)
     finally:
         torch.set_num_threads(before)
+
+
+def test_the_profiler_shows_layers_by_name(small: Any) -> None:
+    _, fast, x = small
+    wanted = fast(x)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        assert torch.equal(fast(x), wanted)
+    names = {event.key for event in profile.key_averages()}
+    assert {"aerogel::direct stem.0.0", "aerogel::pool stem.1", "aerogel::direct blocks.1.conv2.0"} <= names
+
+
+def test_a_torch_that_hides_its_profiler_still_runs(small: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, fast, x = small
+    wanted = fast(x)
+    monkeypatch.delattr(torch.autograd, "_profiler_enabled")
+    assert torch.equal(fast(x), wanted)
+
+
+def test_torch_compile_and_export_around_a_compiled_module(small: Any) -> None:
+    _, fast, x = small
+
+    class Around(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = fast
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner(x * 2) + 1  # type: ignore[no-any-return]
+
+    around = Around().eval()
+    wanted = around(x)
+    exported = torch.export.export(around, (x,)).module()
+    assert torch.equal(exported(x), wanted)
+    compiled = torch.compile(around, backend="eager", fullgraph=True)
+    with torch.no_grad():
+        assert torch.equal(compiled(x), wanted)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")
+def test_opcheck(small: Any) -> None:
+    _, fast, x = small
+    torch.library.opcheck(torch.ops.aerogel.run.default, ([x], fast._number))

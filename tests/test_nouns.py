@@ -209,7 +209,15 @@ def test_plan_round_trips() -> None:
     assert (timing.min_us, timing.p50_us, timing.ratio_p25, timing.rounds) == (10.0, 11.0, 2.0, 3)
     config = Config.make("direct", vectors=7)
     choice = Choice(
-        "layer1.conv", "conv2d", Conv.parse("c3k8r3s3u1p1"), config, 0.9, "why", ((config, timing),), (("tilewise", "no tiles"),)
+        "layer1.conv",
+        "conv2d",
+        Conv.parse("c3k8r3s3u1p1"),
+        config,
+        0.9,
+        "why",
+        ((config, timing),),
+        (("tilewise", "no tiles"),),
+        timing,
     )
     plan = Plan(host(), (choice,), timing)
     assert Plan.from_json(plan.to_json()) == plan

@@ -85,6 +85,8 @@ def _whole(
         if tune != "off":
             advance("choosing layouts")
             choices = _assigned(network, shapes, choices, target)
+            advance("timing the best two of each layer in the running network")
+            choices = _refined(network, shapes, choices, network.flat(*call), search.EFFORTS[tune].rounds)
         plan = Plan(target, tuple(choices))
     return Compiled(model, network, plan, "graph", tuple(notes))
 
@@ -134,6 +136,26 @@ def _assigned(network: Network, shapes: Any, choices: list[Choice], target: Any)
                 else "saves copies around it"
             )
         out.append(replace(moved, reason=reason))
+    return out
+
+
+def _refined(network: Network, shapes: Any, choices: list[Choice], inputs: list[Any], rounds: int) -> list[Choice]:
+    """The second-best configuration of each sparse layer beside the best, both in their place in the network."""
+    first = {c.node: c.config for c in choices}
+    second = {c.node: search.runner_up(c) for c in choices}
+    if first == second:
+        return choices
+    times = network.in_place(shapes, [first, second], inputs, rounds)
+    out = []
+    for c in choices:
+        timings = [Timing.of(t[c.node], times[0][c.node]) for t in times] if c.node in times[0] else []
+        better = bool(timings) and search.keep(timings[1])
+        reason = "faster in the running network than the configuration that was faster alone" if better else c.reason
+        out.append(
+            replace(
+                c, config=second[c.node] if better else c.config, reason=reason, in_network=timings[better] if timings else None
+            )
+        )
     return out
 
 

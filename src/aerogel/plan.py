@@ -45,6 +45,7 @@ class Choice:
     """One layer's decision: what was chosen and why, every candidate that was timed, every method that refused and why.
 
     `layer` is the module's path, for people; `node` the graph's name of its value; ratios are to the layer's fastest dense.
+    `in_network` is the layer's time in its place in the running network; its ratio is to the configuration that won alone.
     """
 
     layer: str
@@ -55,6 +56,7 @@ class Choice:
     reason: str = ""
     tried: tuple[tuple[Config, Timing], ...] = ()
     refused: tuple[tuple[str, str], ...] = ()
+    in_network: Timing | None = None
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,7 @@ class Plan:
                         "config": str(c.config),
                         "tried": [[str(config), timing(t)] for config, t in c.tried],
                         "refused": [list(r) for r in c.refused],
+                        "in_network": timing(c.in_network),
                     }
                     for c in self.choices
                 ],
@@ -108,6 +111,7 @@ class Plan:
                     str(c["reason"]),
                     tuple((Config.parse(config), _timing(t)) for config, t in c["tried"]),
                     tuple((str(method), str(why)) for method, why in c["refused"]),
+                    None if c["in_network"] is None else _timing(c["in_network"]),
                 )
                 for c in raw["choices"]
             )

@@ -82,11 +82,12 @@ def _row(choice: Choice) -> dict[str, Any]:
     return {
         "layer": choice.layer, "conv": str(choice.conv), "sparsity": choice.sparsity,
         "chosen": named + (f"; {choice.reason}" if choice.reason else ""),
-        "us": mine_us, "dense_us": dense_us, "others": others,
+        "us": mine_us, "dense_us": dense_us, "in_network_us": choice.in_network and choice.in_network.p50_us, "others": others,
     }  # fmt: skip
 
 
 def _times(row: dict[str, Any]) -> str:
     if row["us"] is None or row["dense_us"] is None:
         return ""
-    return f"  {row['us']:.0f} us, dense {row['dense_us']:.0f} us ({row['dense_us'] / row['us']:.2f}x)"
+    inside = "" if row["in_network_us"] is None else f"; {row['in_network_us']:.0f} us in the network"
+    return f"  {row['us']:.0f} us, dense {row['dense_us']:.0f} us ({row['dense_us'] / row['us']:.2f}x){inside}"

@@ -21,7 +21,7 @@ from aerogel.layout import Array
 from aerogel.methods import method
 from aerogel.methods.dense import from_torch
 from aerogel.plan import Plan, Timing
-from aerogel.runtime import interpret, pool
+from aerogel.runtime import interpret, operator, pool
 from aerogel.runtime.eager import channels_last
 from aerogel.runtime.program import NATIVE, Packs, Program, build, problem
 from aerogel.runtime.workspace import Workspace
@@ -29,6 +29,9 @@ from aerogel.target import host
 
 SHAPES = 8
 """Sets of input shapes kept bound at once; the least recently used one goes first."""
+
+
+Timings = list[dict[str, list[float]]]
 
 
 class Network:
@@ -94,14 +97,28 @@ class Network:
     def workspace(self, program: Program, threads: int) -> Workspace:
         return Workspace(self.graph, program, self.constants, self.arrays, threads)
 
-    def outputs(self, values: Mapping[str, Any]) -> Any:
-        """The model's own structure; nothing returned is an input or a constant itself."""
+    def in_place(
+        self, shapes: Mapping[str, tuple[int, ...]], plans: list[dict[str, Config]], inputs: list[Any], rounds: int
+    ) -> Timings:
+        """Microseconds of each conv node in the running network under each plan, index [plan][node][round], plans in turn."""
+        threads = pool.threads()
+        spaces = [self.workspace(self.program(shapes, plan, threads), threads) for plan in plans]
+        times: Timings = [{} for _ in plans]
+        with torch.no_grad():
+            for i in range(rounds + 1):
+                for space, seen in zip(spaces, times, strict=True):
+                    for node, spent in space.timed(inputs).items():
+                        if i > 0:  # the first round warms up
+                            seen.setdefault(node, []).append(spent)
+        return times
+
+    def outputs(self, values: Mapping[str, Any]) -> list[Any]:
+        """What the graph gives, in order; nothing returned is an input or a constant itself."""
         held = {*self.graph.inputs, *self.graph.constants}
-        flat = [
+        return [
             values[o.name].clone() if isinstance(o, Ref) and o.name in held else interpret.argument(o, values)
             for o in self.graph.outputs
         ]
-        return pytree.tree_unflatten(flat, self.captured.out_spec)
 
 
 class Compiled(torch.nn.Module):
@@ -128,6 +145,7 @@ class Compiled(torch.nn.Module):
         self._programs: OrderedDict[Any, Program] = OrderedDict()
         self._free: dict[Any, list[Workspace]] = {}
         self._warned = False
+        self._number = operator.register(self)
 
     @property
     def original(self) -> torch.nn.Module:
@@ -148,9 +166,23 @@ class Compiled(torch.nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if self.how != "graph" or self.network is None:
             return self._eager(args, kwargs)
+        inputs = self.network.flat(args, kwargs)
+        if torch.compiler.is_compiling():
+            flat = torch.ops.aerogel.run(inputs, self._number)
+            return pytree.tree_unflatten(flat, self.network.captured.out_spec)
+        self.network.check(inputs)
+        return pytree.tree_unflatten(self.run_flat(inputs), self.network.captured.out_spec)
+
+    def fake_flat(self, inputs: list[Any]) -> list[Any]:
+        """Outputs without values, for tracing: the graph on tensors that have only a shape."""
+        assert self.network is not None
+        blank = {name: torch.empty(c.shape, dtype=c.dtype) for name, c in self.network.constants.items()}
+        return self.network.outputs(interpret.run(self.network.graph, blank, inputs))
+
+    def run_flat(self, inputs: list[Any]) -> list[Any]:
+        """The graph's outputs for its inputs, checked beforehand."""
+        assert self.network is not None
         network = self.network
-        inputs = network.flat(args, kwargs)
-        network.check(inputs)
         threads = pool.threads()
         self._warn(threads)
         key = (threads, *(tuple(v.shape) if isinstance(v, torch.Tensor) else v for v in inputs))

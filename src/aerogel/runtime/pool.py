@@ -64,11 +64,15 @@ class Segment:
         """`count` threads; by default torch's number when the segment is made."""
         self._kept = tuple(steps)
         self._steps = np.array([[k.entry, a.ctypes.data] for k, a in steps], np.int64).reshape(-1, 2)
-        wanted = threads() if count is None else count
+        self._threads = wanted = threads() if count is None else count
         pool = entries() if wanted > 1 else {}
         known: dict[str, int] = {"steps": self._steps.ctypes.data, "count": len(steps), "threads": wanted, **pool}
         self._context = np.array([known.get(name, 0) for name in segment.CONTEXT], np.int64)
         self._address = self._context.ctypes.data
+
+    def singles(self) -> list[Segment]:
+        """A segment for each step."""
+        return [Segment([step], self._threads) for step in self._kept]
 
     def __call__(self) -> None:
         if _forked[0]:

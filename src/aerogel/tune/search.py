@@ -248,6 +248,12 @@ def with_config(choice: Choice, name: str) -> Choice:
     return replace(choice, config=config)
 
 
+def runner_up(choice: Choice) -> Config:
+    """The next configuration of the chosen method, or the chosen one where there is no other."""
+    others = [c for c, _ in choice.tried if c.method == choice.config.method and c != choice.config]
+    return others[0] if others and choice.config.method in NATIVE else choice.config
+
+
 RULE = 0.7
 """Without timing, a sparse method takes a layer from this share of zeros on: below it dense usually wins."""
 
