@@ -1,6 +1,7 @@
 """Write README's tables from result files: python benchmarks/readme.py [--check]
 
-Each table stands between `<!-- table:NAME -->` and `<!-- /table -->` and comes from benchmarks/results/NAME.json, nothing else.
+Each table stands between `<!-- table:NAME -->` and `<!-- /table -->` and comes from benchmarks/results/NAME.json
+or NAME.jsonl, nothing else.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +28,32 @@ def layers(result: dict[str, Any]) -> str:
     return "\n".join([*lines, "", f"{total} ({result['date']}, torch {result['torch']}, `{result['target']}`)."])
 
 
-TABLES = {"layers": layers}
+def models(results: list[dict[str, Any]]) -> str:
+    """The table of benchmarks/run.py, one line a result."""
+    names = list(dict.fromkeys(n for r in results for n in r["ratio"] if n != "fastest"))
+    lines = [f"| | aerogel, ms | {' | '.join(names)} |", "|---|---|" + "---|" * len(names)]
+    for r in results:
+        cells = " | ".join(f"{r['ratio'][n]:.2f}x" if n in r["ratio"] else "" for n in names)
+        lines.append(f"| {r['model']} {r['pruning']} | {r['ms']['aerogel']['p50']:.1f} | {cells} |")
+    last = results[-1]
+    return "\n".join([*lines, "", f"{last['date']}, torch {last['torch']}, `{last['target']}`."])
+
+
+TABLES: dict[str, Callable[[Any], str]] = {"layers": layers, "models": models}
+
+
+def _load(name: str) -> Any:
+    """A result file: one JSON value, or a list of them line by line."""
+    lines = RESULTS / f"{name}.jsonl"
+    if lines.exists():
+        return [json.loads(line) for line in lines.read_text().splitlines()]
+    return json.loads((RESULTS / f"{name}.json").read_text())
 
 
 def written(readme: str) -> str:
     """README's text with every table made anew."""
     for name, table in TABLES.items():
-        body = table(json.loads((RESULTS / f"{name}.json").read_text()))
+        body = table(_load(name))
         pattern = re.compile(f"(<!-- table:{name} -->\n).*?(<!-- /table -->)", re.DOTALL)
         readme = pattern.sub(lambda m, body=body: f"{m[1]}{body}\n{m[2]}", readme)  # type: ignore[misc]
     return readme

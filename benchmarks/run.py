@@ -44,6 +44,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--against", default="torch", help=f"any of {','.join(OPPONENTS)}")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--append", type=Path, help="add the result, without its plan, as a line of this file")
     parser.add_argument("--explain", action="store_true", help="print the report too")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
@@ -57,6 +58,9 @@ def main() -> None:
     show(result)
     if given.json:
         given.json.write_text(json.dumps(result, indent=1))
+    if given.append:
+        with given.append.open("a") as file:
+            file.write(json.dumps({k: v for k, v in result.items() if k != "plan"}) + "\n")
 
 
 def compare(
@@ -105,7 +109,7 @@ def network_error(model: torch.nn.Module, fast: torch.nn.Module, x: torch.Tensor
 
 def sparse_share(fast: aerogel.Compiled) -> float:
     """Share of the dense convolution FLOPs whose layers run on sparse kernels."""
-    total = sum(c.conv.dense_flops for c in fast.plan.choices)
+    total = sum(c.conv.dense_flops for c in fast.plan.choices) if fast.how in ("graph", "parts") else 0
     return sum(c.conv.dense_flops for c in fast.plan.choices if c.config.method != "dense") / total if total else 0.0
 
 

@@ -11,9 +11,48 @@ import pytest
 os.environ.setdefault("AEROGEL_CACHE", str(Path(__file__).parent.parent / ".pytest_cache" / "aerogel"))
 
 
+HIDDEN = {
+    "reorder": ("torch._C._nn", "mkldnn_reorder_conv2d_weight"),
+    "fused": ("torch.ops.mkldnn", "_convolution_pointwise"),
+    "onednn": ("torch._C", "_has_mkldnn"),
+    "profiler": ("torch.autograd", "_profiler_enabled"),
+}
+"""What of torch is private and yet used, each with a fallback: `pytest --hide NAME` runs every test without it."""
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--quick", action="store_true", help="a fiftieth of the suite's cases, to see a change work")
+    parser.addoption("--hide", choices=sorted(HIDDEN), help="run without this private part of torch")
     parser.addoption("--nightly", action="store_true", help="ten times the suite's cases")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    name = config.getoption("--hide")
+    if not name:
+        return
+    import torch
+
+    owner, missing = HIDDEN[name]
+    if name == "onednn":
+        torch._C._has_mkldnn = False
+    elif name == "profiler":
+        del torch.autograd._profiler_enabled  # type: ignore[attr-defined]
+    else:
+        parent, _, last = owner.rpartition(".")
+        place = torch._C if parent == "torch._C" else torch.ops
+        setattr(place, last, Hidden(getattr(place, last), missing))
+
+
+class Hidden:
+    """Stands in for a torch namespace from which one name is missing."""
+
+    def __init__(self, real: object, missing: str) -> None:
+        self._real, self._missing = real, missing
+
+    def __getattr__(self, name: str) -> object:
+        if name == self._missing:
+            raise AttributeError(name)
+        return getattr(self._real, name)
 
 
 @pytest.fixture(autouse=True)

@@ -92,6 +92,14 @@ FAULTS = (
     Fault("codegen/segment.py", "_steps(e, context, thread, threads, lambda: e.b.call(barrier, []))", "_steps(e, context, thread, I64(1), lambda: e.b.call(barrier, []))", "every thread does all of the work at once", "tests/test_threads.py"),
     Fault("codegen/llvm.py", "if hashlib.sha256(raw[32:]).digest() == raw[:32]:", "if True:", "a damaged cache entry is used", "tests/test_llvm.py"),
     Fault("target.py", 'VECTOR_BYTES = {"avx512": 64', 'VECTOR_BYTES = {"avx512": 32', "half of every register is left unused", "tests/test_llvm.py"),
+    Fault("runtime/arena.py", "if other.first <= need.last and need.first <= other.last", "if other.first == need.first", "buffers that live at once share memory", "tests/test_search.py"),
+    Fault("runtime/convert.py", '"row_first": a - top', '"row_first": a', "copies forget the top border", "tests/test_copies.py"),
+    Fault("runtime/convert.py", "target.front * item if a == b == first == 0 else 0", "0", "copies leave the front dirty", "tests/test_copies.py"),
+    Fault("runtime/pooling.py", '"left": pooling.pad[1]', '"left": 0', "pooling forgets its left padding", "tests/test_copies.py"),
+    Fault("capture/export.py", "self.names[other] = Ref(node.name)", "pass", "a skip tensor misses what was done to it in place", "tests/test_compile.py"),
+    Fault("capture/fuse.py", "self.constants[bias].double() * factor", "self.constants[bias].double()", "a folded bias is not scaled", "tests/test_compile.py"),
+    Fault("runtime/module.py", "self.arrays[weight] = from_torch(constants[weight]).copy()", "self.arrays[weight] = from_torch(constants[weight] * 0.999)", "weights are a little off", "tests/test_compile.py"),
+    Fault("tune/search.py", "return timing.ratio_p25 > KEEP", "return timing.ratio_p50 > 0.9", "a slower candidate is kept", "tests/test_search.py"),
     Fault("methods/dense.py", "return F.pad(x, (left, right, top, bottom)), (0, 0)", "return F.pad(x, (right, left, top, bottom)), (0, 0)", "uneven padding is mirrored", "tests/test_dense.py"),
     Fault(REFERENCE, "i * dh : i * dh + (p - 1) * u + 1 : u", "i : i + (p - 1) * u + 1 : u", "the oracle forgets dilation", "tests/test_reference.py"),
     Fault(REFERENCE, "return np.where(v < 0, 0.0, np.where(v > 6, 6.0, v))", "return np.where(v < 0, 0.0, v)", "the oracle's ReLU6 has no 6", "tests/test_reference.py"),
@@ -104,7 +112,8 @@ def run(fault: Fault) -> str | None:
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder)
         shutil.copytree(ROOT / "src", copy / "src", ignore=shutil.ignore_patterns("__pycache__"))
-        shutil.copytree(ROOT / "tests", copy / "tests", ignore=shutil.ignore_patterns("__pycache__"))
+        for folder_name in ("tests", "benchmarks"):
+            shutil.copytree(ROOT / folder_name, copy / folder_name, ignore=shutil.ignore_patterns("__pycache__"))
         shutil.copy(ROOT / "pyproject.toml", copy)
         target = copy / "src" / "aerogel" / fault.file
         text = target.read_text()

@@ -319,6 +319,8 @@ def test_another_thread_count_warns_once(small: Any) -> None:
 
 def test_the_profiler_shows_layers_by_name(small: Any) -> None:
     _, fast, x = small
+    if not hasattr(torch.autograd, "_profiler_enabled"):
+        pytest.skip("this torch does not say whether it is being profiled")
     wanted = fast(x)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         assert torch.equal(fast(x), wanted)
@@ -329,7 +331,7 @@ def test_the_profiler_shows_layers_by_name(small: Any) -> None:
 def test_a_torch_that_hides_its_profiler_still_runs(small: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     _, fast, x = small
     wanted = fast(x)
-    monkeypatch.delattr(torch.autograd, "_profiler_enabled")
+    monkeypatch.delattr(torch.autograd, "_profiler_enabled", raising=False)
     assert torch.equal(fast(x), wanted)
 
 

@@ -10,26 +10,17 @@ from aerogel.errors import InvalidFile
 from aerogel.methods import dense
 from aerogel.problem import Conv
 from aerogel.target import host
+from tests.conftest import Hidden
 from tests.suite.cases import case
 from tests.suite.sweep import sweep
 
 ANY = Stats(1, 1)
 
 
-class _Hidden:
-    """Stands in for a torch namespace from which one name is missing."""
-
-    def __init__(self, real: object, missing: str) -> None:
-        self._real, self._missing = real, missing
-
-    def __getattr__(self, name: str) -> object:
-        if name == self._missing:
-            raise AttributeError(name)
-        return getattr(self._real, name)
-
-
 def test_prepacked_channels_last_is_tried_first() -> None:
     configs = list(dense.configs(Conv.parse("n1c3h8w8k4r3s3u1p1"), host(), ANY))
+    if dense.private_ops() is None:
+        pytest.skip("this torch has no prepacked form")
     assert len(configs) == 4
     assert configs[0] == Config.make("dense", channels_last=1, prepacked=1)
 
@@ -39,9 +30,9 @@ def test_without_a_private_op_the_plain_form_remains(missing: str, monkeypatch: 
     if missing == "oneDNN":
         monkeypatch.setattr(torch._C, "_has_mkldnn", False)
     elif missing.startswith("_"):
-        monkeypatch.setattr(torch.ops, "mkldnn", _Hidden(torch.ops.mkldnn, missing))
+        monkeypatch.setattr(torch.ops, "mkldnn", Hidden(torch.ops.mkldnn, missing))
     else:
-        monkeypatch.setattr(torch._C, "_nn", _Hidden(torch._C._nn, missing))
+        monkeypatch.setattr(torch._C, "_nn", Hidden(torch._C._nn, missing))
     configs = list(dense.configs(Conv.parse("n1c3h8w8k4r3s3u1p1"), host(), ANY))
     assert {c["prepacked"] for c in configs} == {0}
     done = sweep("dense", "exact", range(200))

@@ -23,7 +23,8 @@ def test_readme_examples_run_as_they_stand() -> None:
     for block in blocks:
         done = subprocess.run([sys.executable, "-c", block], capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
-        assert "(1, 64, 56, 56)" in done.stdout
+        assert "largest difference" in done.stdout
+        assert "not dense" in done.stdout or "torch" in done.stdout
 
 
 def test_the_benchmark_runs_on_one_layer(tmp_path: Path) -> None:
