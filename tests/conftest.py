@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -67,3 +68,15 @@ def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError(f"a connection to {address} was tried")
 
     monkeypatch.setattr(socket.socket, "connect", refuse)
+
+
+@pytest.fixture(scope="module")
+def small() -> Any:
+    """(model, compiled by rule, example): a small pruned residual network."""
+    import torch
+
+    import aerogel
+    from tests.small_models import Small, sparse
+
+    model, x = sparse(Small()), torch.randn(1, 3, 64, 64)
+    return model, aerogel.compile(model, x, tune="off"), x

@@ -18,7 +18,7 @@ from aerogel.errors import AerogelError, UnsupportedModel
 from aerogel.methods import METHODS
 from aerogel.plan import Choice, Plan, Timing
 from aerogel.runtime import pool
-from aerogel.runtime.eager import Call, as_call, in_both_layouts, record, runner, with_convolutions
+from aerogel.runtime.eager import Call, agree, as_call, in_both_layouts, record, runner, with_convolutions
 from aerogel.runtime.module import Compiled, Network
 from aerogel.runtime.program import NATIVE
 from aerogel.target import host
@@ -161,6 +161,9 @@ def _refined(network: Network, shapes: Any, choices: list[Choice], inputs: list[
 
 def _judged(model: Any, ours: Compiled, call: Call) -> Compiled:
     """The whole model as compiled beside torch in both its layouts; if it is not faster, torch stays and the report says so."""
+    if not agree(model, ours, call):
+        notes = (*ours.notes, "its answers differed from torch's on the example, so torch runs the model: please report this")
+        return Compiled(model, None, ours.plan, "contiguous", notes)
     bodies = in_both_layouts(model)
     times = interleaved([*(runner(m, call, layout) for layout, m in bodies.items()), runner(ours, call, "contiguous")], ROUNDS)
     middle = [sorted(t)[len(t) // 2] for t in times]

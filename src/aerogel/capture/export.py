@@ -33,7 +33,8 @@ _VIEWS = {
 class Captured:
     """A graph with its constants, how a call's arguments map to its inputs, and which sizes stay open.
 
-    `sizes` holds for each input its dimensions: a number (fixed) or a name (open; the same name means the same size).
+    `sizes` holds for each input its dimensions: a number (fixed) or a name (open; the same name means the same size); `dtypes` its
+    element type, None where it is no tensor.
     """
 
     graph: Graph
@@ -42,15 +43,16 @@ class Captured:
     out_spec: Any
     shapes: dict[str, tuple[int | str, ...]]
     sizes: tuple[tuple[int | str, ...], ...]
+    dtypes: tuple[torch.dtype | None, ...]
 
     def __reduce__(self) -> Any:
         """Structures travel as text: copying torch's own objects warns."""
         specs = pytree.treespec_dumps(self.in_spec), pytree.treespec_dumps(self.out_spec)
-        return _captured, (self.graph, self.constants, *specs, self.shapes, self.sizes)
+        return _captured, (self.graph, self.constants, *specs, self.shapes, self.sizes, self.dtypes)
 
 
-def _captured(graph: Graph, constants: Any, in_spec: str, out_spec: str, shapes: Any, sizes: Any) -> Captured:
-    return Captured(graph, constants, pytree.treespec_loads(in_spec), pytree.treespec_loads(out_spec), shapes, sizes)
+def _captured(graph: Graph, constants: Any, in_spec: str, out_spec: str, *rest: Any) -> Captured:
+    return Captured(graph, constants, pytree.treespec_loads(in_spec), pytree.treespec_loads(out_spec), *rest)
 
 
 def capture(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any = None) -> Captured:
@@ -112,6 +114,7 @@ class _Translation:
         self.inputs: list[str] = []
         self.sizes: list[tuple[int | str, ...]] = []
         self.shapes: dict[str, tuple[int | str, ...]] = {}
+        self.dtypes: list[torch.dtype | None] = []
 
     def result(self) -> Captured:
         self._placeholders()
@@ -128,7 +131,7 @@ class _Translation:
             raise UnsupportedModel("the model writes to a buffer or an input while it runs; aerogel compiles models without state")
         graph = Graph(tuple(self.inputs), tuple(self.constants), tuple(self.nodes), outputs)
         spec = self.program.call_spec
-        return Captured(graph, self.constants, spec.in_spec, spec.out_spec, self.shapes, tuple(self.sizes))
+        return Captured(graph, self.constants, spec.in_spec, spec.out_spec, self.shapes, tuple(self.sizes), tuple(self.dtypes))
 
     def _placeholders(self) -> None:
         signature = self.program.graph_signature
@@ -146,6 +149,7 @@ class _Translation:
                 value = node.meta.get("val")
                 self.inputs.append(node.name)
                 self.sizes.append(_shape(value))
+                self.dtypes.append(value.dtype if isinstance(value, torch.Tensor) else None)
                 self.shapes[node.name] = _shape(value)
                 self.names[node] = Ref(node.name)
 

@@ -11,12 +11,11 @@ from typing import Any
 import torch
 
 from aerogel.graph import Graph, Node, Ref
-from aerogel.problem import Conv, Dtypes
+from aerogel.problem import Conv
 
 Shapes = dict[str, tuple[int | str, ...]]
 """Sizes of each value, open ones by name: equal means surely equal."""
 
-_DTYPES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 _ACTIVATIONS = {
     "aten.relu.default": "relu",
     "aten.relu6.default": "relu6",
@@ -78,8 +77,8 @@ class _Fuse:
         if held is None or (bias is not None and bias.name not in self.constants):
             self.left[layer] = "its weight is computed while the model runs"
             return node
-        if held.dtype not in _DTYPES:
-            self.left[layer] = f"its weight is {held.dtype}; float32, float16 and bfloat16 have kernels"
+        if held.dtype != torch.float32:
+            self.left[layer] = f"its weight is {held.dtype}; compile() takes float32 so far"
             return node
         flat = held.dim() == 3
         (stride_h, stride_w), (dil_h, dil_w) = _pair(stride, flat, 1), _pair(dilation, flat, 1)
@@ -88,9 +87,8 @@ class _Fuse:
         if not all(isinstance(v, int) for v in (stride_h, stride_w, dil_h, dil_w, groups, *pad)):
             self.left[layer] = "its stride, padding or dilation is computed while the model runs"
             return node
-        dtypes = Dtypes.of(_DTYPES[held.dtype])
         epilogue = ("bias",) if bias is not None else ()
-        conv = Conv(c_group * groups, k, r, s, (stride_h, stride_w), pad, (dil_h, dil_w), groups, dtypes, epilogue)
+        conv = Conv(c_group * groups, k, r, s, (stride_h, stride_w), pad, (dil_h, dil_w), groups, epilogue=epilogue)
         if flat:
             self.constants[f"{weight.name}#2d"] = held[:, :, None]
             weight = Ref(f"{weight.name}#2d")

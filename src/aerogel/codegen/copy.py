@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 from llvmlite import ir
 
+from aerogel.candidate import POINTERS
 from aerogel.codegen.emit import I16, I32, I64, PTR, Emit, Value
 
-POINTERS = ("x", "y", "residual", "bias", "scratch")
 SIZES = (
     "images", "channels",
     "x_image", "x_channel", "x_row", "x_column",  # source strides in bytes
@@ -53,7 +53,7 @@ def emit(code: CopyCode) -> str:
     e = Emit.start(module, ENTRY, [PTR, I64, I64])
     block, thread, threads = e.function.args
     b = e.b
-    a = {n: e.load(b.gep(block, [I64(i)], source_etype=I64), PTR if n in POINTERS else I64, 8) for i, n in enumerate(ARGUMENTS)}
+    a = e.slots(block, ARGUMENTS, POINTERS)
     scope = _scope(module, "x")
     units = b.mul(a["images"], a["channels"])
     first = b.sdiv(b.mul(units, thread), threads)

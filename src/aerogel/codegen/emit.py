@@ -32,6 +32,11 @@ class Emit:
         function = ir.Function(module, ir.FunctionType(VOID, arguments), name)
         return Emit(function, ir.IRBuilder(function.append_basic_block("entry")))
 
+    def slots(self, block: Value, names: Sequence[str], pointers: Sequence[str]) -> dict[str, Value]:
+        """The 64-bit slots of an argument block by name; those among `pointers` as pointers."""
+        places = {name: self.b.gep(block, [I64(i)], source_etype=I64) for i, name in enumerate(names)}
+        return {name: self.load(place, PTR if name in pointers else I64, 8) for name, place in places.items()}
+
     def at(self, pointer: Value, offset: Value) -> Value:
         """pointer + offset bytes."""
         return self.b.gep(pointer, [offset], source_etype=I8)

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 
 from llvmlite import ir
 
+from aerogel.candidate import POINTERS
 from aerogel.codegen.emit import F32, I64, PTR, Emit, Value
 from aerogel.target import VECTOR_BYTES
 
-POINTERS = ("x", "y", "residual", "bias", "scratch")
 SIZES = (
     "units", "x_plane", "y_plane",  # planes, and bytes from one to the next
     "x_rows", "x_row", "x_real", "x_columns",  # the image: rows, bytes between them, columns, and those up to whole vectors
@@ -54,7 +54,7 @@ def emit(code: PoolCode) -> str:
     e = Emit.start(module, ENTRY, [PTR, I64, I64])
     block, thread, threads = e.function.args
     b = e.b
-    a = {n: e.load(b.gep(block, [I64(i)], source_etype=I64), PTR if n in POINTERS else I64, 8) for i, n in enumerate(ARGUMENTS)}
+    a = e.slots(block, ARGUMENTS, POINTERS)
     lanes = VECTOR_BYTES[code.isa] // 4
     vector = ir.VectorType(F32, lanes)
     largest = {

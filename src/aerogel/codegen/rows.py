@@ -25,12 +25,13 @@ import numpy as np
 from llvmlite import ir
 from numpy.typing import NDArray
 
+from aerogel import candidate
 from aerogel.codegen.emit import F16, F32, I8, I16, I32, I64, PTR, STORED, VOID, Emit, Value, constant
 from aerogel.codegen.epilogue import activation
 from aerogel.problem import ITEM_BYTES, Dtypes
 from aerogel.target import VECTOR_BYTES
 
-POINTERS = ("x", "y", "residual", "bias", "scratch", "group", "start", "row", "offset", "value", "live", "slope")
+POINTERS = (*candidate.POINTERS, "group", "start", "row", "offset", "value", "live", "slope")
 SIZES = (
     "images",  # batch
     "blocks",  # pixel blocks of one plane
@@ -85,11 +86,7 @@ def emit(code: RowsCode) -> str:
     module = ir.Module(name=str(code))
     e = Emit.start(module, ENTRY, [PTR, I64, I64])
     block, thread, threads = e.function.args
-    slots = {}
-    for i, name in enumerate(ARGUMENTS):
-        kind = PTR if name in POINTERS else I64
-        slots[name] = e.load(e.b.gep(block, [I64(i)], source_etype=I64), kind, 8)
-    _Rows(code, e, slots, module).units(thread, threads)
+    _Rows(code, e, e.slots(block, ARGUMENTS, POINTERS), module).units(thread, threads)
     e.b.ret_void()
     return str(module)
 

@@ -95,17 +95,19 @@ Call = Callable[[torch.Tensor, torch.Tensor | None, torch.Tensor | None], torch.
 
 
 def _plain(weight: torch.Tensor, conv: Conv, config: Config) -> Call:
-    dilation = _dilation(conv)
     if config["channels_last"]:
         weight = weight.contiguous(memory_format=torch.channels_last)
+    return lambda x, bias, residual: plain(x, weight, conv, bias, residual)
 
-    def call(x: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor | None) -> torch.Tensor:
-        x, padding = _padded(x, conv)
-        own = None if bias is None else bias.to(x.dtype)
-        y = F.conv2d(x, weight, own, conv.stride, padding, dilation, conv.groups)
-        return _after(y, conv, conv.epilogue, residual)
 
-    return call
+def plain(
+    x: torch.Tensor, weight: torch.Tensor, conv: Conv, bias: torch.Tensor | None, residual: torch.Tensor | None
+) -> torch.Tensor:
+    """torch.conv2d and one call for each step of the epilogue."""
+    x, padding = _padded(x, conv)
+    own = None if bias is None else bias.to(x.dtype)
+    y = F.conv2d(x, weight, own, conv.stride, padding, _dilation(conv), conv.groups)
+    return _after(y, conv, conv.epilogue, residual)
 
 
 def _prepacked(weight: torch.Tensor, conv: Conv) -> Call:

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
 from aerogel.graph import Argument, Graph, Node, Ref, Special
+from aerogel.methods.dense import plain
 
 _INTS: dict[str, Callable[..., Any]] = {
     "add": operator.add, "sub": operator.sub, "mul": operator.mul, "floordiv": operator.floordiv, "truediv": operator.truediv,
@@ -53,39 +53,14 @@ def call(node: Node, values: Mapping[str, Any]) -> Any:
 
 
 def convolve(node: Node, values: Mapping[str, Any]) -> torch.Tensor:
-    """A conv node, plain: convolution and its epilogue, one torch call each."""
-    conv = node.conv
-    assert conv is not None
+    """A conv node, plain. One dimension counts as an image of one row."""
+    assert node.conv is not None
     x, weight, bias, residual = (values[name] if name else None for name in node.conv_inputs())
     assert isinstance(x, torch.Tensor)
     assert isinstance(weight, torch.Tensor)
-    flat = x.dim() == 3
-    top, left, bottom, right = conv.pad
-    if (top, left) == (bottom, right):
-        padding = (top, left)
-    else:
-        x, padding = F.pad(x, (left, right, top, bottom) if not flat else (left, right)), (0, 0)
-    own = None if bias is None else bias.to(x.dtype)
-    if flat:
-        y = F.conv1d(x, weight[:, :, 0], own, conv.stride[1], padding[1], conv.dilation[1], conv.groups)
-    else:
-        y = F.conv2d(x, weight, own, conv.stride, padding, conv.dilation, conv.groups)
-    for step in conv.epilogue:
-        if step == "add":
-            assert residual is not None
-            y = y + residual
-        elif step != "bias":
-            y = _ACTIVATIONS[conv.activation or ""](y, conv.slope)
-    return y
-
-
-_ACTIVATIONS: dict[str, Callable[[torch.Tensor, float], torch.Tensor]] = {
-    "relu": lambda y, _: F.relu(y),
-    "relu6": lambda y, _: F.relu6(y),
-    "leaky": lambda y, slope: F.leaky_relu(y, slope),
-    "silu": lambda y, _: F.silu(y),
-    "hardswish": lambda y, _: F.hardswish(y),
-}
+    if x.dim() == 4:
+        return plain(x, weight, node.conv, bias, residual)
+    return plain(x.unsqueeze(2), weight, node.conv, bias, None if residual is None else residual.unsqueeze(2)).squeeze(2)
 
 
 def run(graph: Graph, constants: Mapping[str, torch.Tensor], inputs: list[Any]) -> dict[str, Any]:

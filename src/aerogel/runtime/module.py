@@ -24,7 +24,7 @@ from aerogel.plan import Plan, Timing
 from aerogel.runtime import interpret, operator, pool
 from aerogel.runtime.eager import channels_last
 from aerogel.runtime.program import NATIVE, Packs, Program, build, problem
-from aerogel.runtime.workspace import Workspace
+from aerogel.runtime.workspace import OtherShape, Workspace
 from aerogel.target import host
 
 SHAPES = 8
@@ -68,9 +68,14 @@ class Network:
     def check(self, inputs: list[Any]) -> None:
         """Fixed sizes must be as they were, and sizes of one name alike."""
         seen: dict[str, int] = {}
-        for name, value, sizes in zip(self.graph.inputs, inputs, self.captured.sizes, strict=True):
+        known = zip(self.graph.inputs, inputs, self.captured.sizes, self.captured.dtypes, strict=True)
+        for name, value, sizes, dtype in known:
             if not isinstance(value, torch.Tensor):
                 continue
+            if value.dtype != dtype or value.device.type != "cpu":
+                raise ShapeError(
+                    f"input '{name}' is {value.dtype} on {value.device}; the model was compiled for {dtype} on the CPU"
+                )
             if value.requires_grad and torch.is_grad_enabled():
                 raise AerogelError(
                     "a compiled module cannot train: an input requires grad. Fine-tune the original, then compile again."
@@ -190,6 +195,8 @@ class Compiled(torch.nn.Module):
             workspace = self._take(key, inputs, threads)
             try:
                 return network.outputs(workspace.run(inputs))
+            except OtherShape:  # sizes that depend on data: torch runs this call
+                return network.outputs(interpret.run(network.graph, network.constants, inputs))
             finally:
                 with self._lock:
                     if key in self._programs:

@@ -60,9 +60,10 @@ class Part:
 
 @dataclass(frozen=True)
 class Program:
-    """Parts in order, and the arena they need."""
+    """Parts in order, the arena they need, and the shapes of all values they were built for."""
 
     parts: tuple[Part, ...]
+    shapes: Mapping[str, tuple[int, ...]]
     offsets: Mapping[str, int]
     arena_bytes: int
     scratch_bytes: int
@@ -276,4 +277,4 @@ class _Walk:
             needs.append(Need(name, layout.elements(shape) * layout.item_bytes, first, last))
         offsets, size = place(needs)
         scratch = max((s.kernel.scratch_bytes for _, s in steps), default=0)
-        return Program(tuple(self.parts), offsets, size, scratch)
+        return Program(tuple(self.parts), self.shapes, offsets, size, scratch)

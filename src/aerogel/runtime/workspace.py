@@ -30,7 +30,7 @@ class _Bound:
     part: Part
     segment: pool.Segment
     patches: list[tuple[NDArray[np.int64], int, str]]
-    imports: tuple[str, ...]
+    imports: dict[str, tuple[int, ...]]
 
     def whole(self) -> None:
         self.segment()
@@ -40,6 +40,17 @@ class _Bound:
         for step, single in zip(self.part.natives, self.segment.singles(), strict=True):
             with torch.profiler.record_function(f"aerogel::{step.label}"):
                 single()
+
+
+class OtherShape(Exception):
+    """A value of this call has another shape or element type than the workspace was made for."""
+
+
+def _same(value: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    """Kernels read by address: what they are given is looked at first."""
+    if tuple(value.shape) != shape or value.dtype != torch.float32:
+        raise OtherShape
+    return value
 
 
 def _profiling() -> bool:
@@ -68,7 +79,8 @@ class Workspace:
         return self.arena.nbytes + self.scratch.nbytes
 
     def _bind(self, part: Part, base: int, scratch: int, threads: int) -> _Bound:
-        bound, patches, imports = [], [], []
+        bound, patches = [], []
+        imports: dict[str, tuple[int, ...]] = {}
         for step in part.natives:
             addresses = {"scratch": scratch}
             if step.bias is not None:
@@ -82,8 +94,8 @@ class Workspace:
                 if name.startswith("@"):
                     patches.append((arguments, POINTERS.index(slot), name[1:]))
                     if slot == "x":
-                        imports.append(name[1:])
-        return _Bound(part, pool.Segment(bound, threads), patches, tuple(dict.fromkeys(imports)))
+                        imports[name[1:]] = self.program.shapes[name[1:]]
+        return _Bound(part, pool.Segment(bound, threads), patches, imports)
 
     def _torch(self, part: Part, values: Mapping[str, Any]) -> Any:
         assert part.node is not None
@@ -114,7 +126,7 @@ class Workspace:
                 assert step.node is not None
                 values[step.node.name] = self._torch(step, values)
                 continue
-            held = {name: values[name].contiguous() for name in step.imports}
+            held = {name: _same(values[name], shape).contiguous() for name, shape in step.imports.items()}
             for name, shape in step.part.exports.items():
                 layout = next(s.kernel.writes for s in step.part.natives if s.y == f"@{name}")
                 held[name] = torch.empty(shape, dtype=_DTYPES[layout.dtype])
