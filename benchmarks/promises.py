@@ -5,8 +5,8 @@
     python benchmarks/promises.py busy
 
 `slower` passes where the 95 % interval of the median of aerogel / fastest torch stays below 1.02. `stable` compiles three times:
-total time within 5 %, at least 90 % of the layers on the same method. `busy` passes where the median latency beside a Python thread that
-never sleeps is within 1.5 times the idle one plus 10 ms.
+total time within 5 %, at least 90 % of the layers on the same method. `busy` passes where the median latency beside a Python
+thread that never sleeps is within 1.5 times the idle one plus 10 ms.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import json
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from datetime import date
 from functools import partial
 from pathlib import Path
@@ -45,6 +46,7 @@ def main() -> None:
     parser.add_argument("--append", type=Path, help="add each result as a line of this file")
     given = parser.parse_args()
     torch.set_num_threads(1)
+    results: Iterator[dict[str, Any]]
     if given.promise == "slower":
         results = (slower(m, float(s), given.rounds) for m in given.models.split(",") for s in given.sparsities.split(","))
     else:
