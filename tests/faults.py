@@ -96,7 +96,7 @@ FAULTS = (
     Fault("runtime/convert.py", '"row_first": a - top', '"row_first": a', "copies forget the top border", "tests/test_copies.py"),
     Fault("runtime/convert.py", "target.front * item if a == b == first == 0 else 0", "0", "copies leave the front dirty", "tests/test_copies.py"),
     Fault("runtime/pooling.py", '"left": pooling.pad[1]', '"left": 0', "pooling forgets its left padding", "tests/test_copies.py"),
-    Fault("capture/export.py", "self.names[other] = Ref(node.name)", "pass", "a skip tensor misses what was done to it in place", "tests/test_compile.py"),
+    Fault("capture/export.py", "if target.name in self.viewed or target.name in self.viewed.values():", "if False:", "a write into a view is taken for one of its own", "tests/test_compile.py"),
     Fault("capture/fuse.py", "self.constants[bias].double() * factor", "self.constants[bias].double()", "a folded bias is not scaled", "tests/test_compile.py"),
     Fault("runtime/module.py", "self.arrays[weight] = from_torch(constants[weight]).copy()", "self.arrays[weight] = from_torch(constants[weight] * 0.999)", "weights are a little off", "tests/test_compile.py"),
     Fault("tune/search.py", "return timing.ratio_p25 > KEEP", "return timing.ratio_p50 > 0.9", "a slower candidate is kept", "tests/test_search.py"),

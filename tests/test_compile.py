@@ -53,6 +53,36 @@ def test_a_skip_that_is_rectified_in_place(sparsity: float) -> None:
     right(model, aerogel.compile(model, x, tune="off"), x)
 
 
+class Views(nn.Module):
+    """Writes into a part of a map: the whole map changes with it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.a(x)
+        y[:, :4].relu_()
+        return self.b(y)  # type: ignore[no-any-return]
+
+
+def test_a_write_into_a_view_is_never_lost() -> None:
+    model, x = sparse(Views(), 0.8), torch.randn(2, 3, 9, 11)
+    right(model, aerogel.compile(model, x, tune="off"), x)
+
+
+def test_batch_norm_after_a_bias_and_on_its_own() -> None:
+    layers = [nn.BatchNorm2d(3), nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.BatchNorm2d(8), nn.Conv2d(8, 4, 1)]
+    model, x = sparse(nn.Sequential(*layers), 0.8), torch.randn(2, 3, 14, 11)
+    for bias in (layers[1].bias, layers[5].bias):
+        nn.init.normal_(bias)  # type: ignore[arg-type]
+    fast = aerogel.compile(model, x, tune="off")
+    right(model, fast, x)
+    assert [str(c.conv.layer()) for c in fast.plan.choices] == [
+        "c3k3r1s1u1p0g3+bias", "c3k8r3s3u1p0+bias+relu", "c8k8r1s1u1p0g8+bias", "c8k4r1s1u1p0+bias",
+    ]  # fmt: skip
+
+
 def test_inputs_outputs_and_odd_layers() -> None:
     model = sparse(Fancy(), 0.8)
     x, other, scale = torch.randn(1, 3, 12, 12), torch.randn(1, 8, 12, 12), torch.randn(1, 1, 1, 1)

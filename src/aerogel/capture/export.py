@@ -181,15 +181,12 @@ class _Translation:
             self.viewed[node.name] = self.viewed.get(args[0].name, args[0].name)
 
     def _in_place(self, node: Any, base: str, overload: str, args: tuple[Argument, ...], kwargs: Any, layer: str) -> None:
-        """`x.relu_()` gives a new value, and from here on x means that value: a skip connection that kept x sees it too."""
+        """`x.relu_()` gives a new value. torch.export shows that value to whoever reads x later, a skip connection included."""
         target = args[0]
         assert isinstance(target, Ref)
         if target.name in self.viewed or target.name in self.viewed.values():
             raise UnsupportedModel(f"'{layer or node.name}' writes into a view in place; write it without the underscore")
         self._add(node, Node(node.name, f"aten.{base}.{overload}", args, kwargs, layer=layer))
-        for other, known in self.names.items():
-            if known == target:
-                self.names[other] = Ref(node.name)
 
     def _add(self, source: Any, node: Node) -> None:
         self.nodes.append(node)
