@@ -119,7 +119,8 @@ def _assigned(network: Network, shapes: Any, choices: list[Choice], target: Any)
         ours = next((config for config, _ in c.tried if config.method in NATIVE), None)
         if ours is not None:
             key = f"{c.conv} {ours}"
-            phases.setdefault(key, search.phase_cost(c.conv, ours, target, 5))
+            if key not in phases:
+                phases[key] = search.phase_cost(c.conv, ours, target, 5)
             native[c.node] = times[ours.method] + phases[key]
     costs = search.Costs(native, dense, search.copy_costs(network.graph, shapes, native, target, 5))
     chosen = search.assign(network.graph, costs)
