@@ -12,11 +12,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import date
-from itertools import cycle
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -28,17 +25,13 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from aerogel.candidate import Config, Stats
-from aerogel.layout import Array
+from aerogel.candidate import Stats
 from aerogel.methods import dense, direct
 from aerogel.plan import Timing
-from aerogel.problem import Conv
-from aerogel.runtime import pool
 from aerogel.target import Target, host
 from aerogel.tune.measure import interleaved
+from aerogel.tune.search import candidate
 from benchmarks.patterns import Layer, distinct, load
-
-Call = Callable[[], object]
 
 
 def main() -> None:
@@ -71,7 +64,7 @@ def measure(layer: Layer, count: int, target: Target, rounds: int) -> dict[str, 
     x, stats = rng.standard_normal(conv.x_shape).astype(np.float32), Stats.of(weight)
     ours = next(direct.configs(conv, target, stats))
     theirs = list(dense.configs(conv, target, stats))
-    calls = [_direct(conv, ours, weight, x, bias, target), *(_dense(conv, config, weight, x, bias, target) for config in theirs)]
+    calls = [candidate(conv, config, weight, x, bias, target) for config in (ours, *theirs)]
     with torch.inference_mode():
         times = interleaved(calls, rounds)
     first, *others = (Timing.of(t, times[0]) for t in times)
@@ -83,39 +76,6 @@ def measure(layer: Layer, count: int, target: Target, rounds: int) -> dict[str, 
         "ratio": others[best].p50_us / first.p50_us,
         "gflops": 2 * stats.nonzeros * conv.out[0] * conv.out[1] / first.p50_us / 1e3,
     }  # fmt: skip
-
-
-def _copies(conv: Conv, target: Target) -> int:
-    """How many pairs of x and y it takes to be larger than twice L2."""
-    pair = 4 * (prod(conv.x_shape) + prod(conv.y_shape))
-    return min(16, 1 + 2 * target.l2_bytes // pair)
-
-
-def _direct(conv: Conv, config: Config, weight: Array, x: Array, bias: Array, target: Target) -> Call:
-    reads, writes = direct.layouts(conv, config, target, conv.pad)
-    (kernel,) = direct.build(direct.pack(weight, conv, config), conv, config, target, reads, writes)
-    scratch = np.empty(kernel.scratch_bytes * target.threads + 64, np.uint8)
-    kept: list[object] = [scratch, bias]
-    segments = []
-    for _ in range(_copies(conv, target)):
-        xb, yb = reads.allocate(conv.x_shape), writes.allocate(conv.y_shape)
-        reads.write(xb, x)
-        start = scratch.ctypes.data + -scratch.ctypes.data % 64
-        bound = kernel.bind(x=xb.ctypes.data, y=yb.ctypes.data, bias=bias.ctypes.data, scratch=start)
-        kept += [xb, yb]
-        segments.append(pool.Segment([(kernel, bound)], target.threads))
-    turn = cycle(segments)
-    return lambda kept=kept: next(turn)()  # type: ignore[misc]
-
-
-def _dense(conv: Conv, config: Config, weight: Array, x: Array, bias: Array, target: Target) -> Call:
-    reads, writes = dense.layouts(conv, config, target, (0, 0, 0, 0))
-    (kernel,) = dense.build(dense.pack(weight, conv, config), conv, config, target, reads, writes)
-    call, own = kernel.call, torch.from_numpy(bias)
-    assert call is not None
-    form = torch.channels_last if config["channels_last"] else torch.contiguous_format
-    turn = cycle([torch.from_numpy(x).clone().contiguous(memory_format=form) for _ in range(_copies(conv, target))])
-    return lambda: call(next(turn), own, None)
 
 
 def show(result: dict[str, object]) -> None:
