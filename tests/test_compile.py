@@ -16,11 +16,11 @@ from tests.small_models import Fancy, Looping, Picks, Skip, right, sparse
 def test_every_convolution_runs_on_our_kernels(small: Any) -> None:
     model, fast, x = small
     right(model, fast, x)
-    assert [c.config.method for c in fast.plan.choices] == ["direct"] * 8
+    assert [c.config.method for c in fast.plan.choices] == ["direct"] * 8 + ["dense"]
     report = aerogel.explain(fast)
-    assert "8 of 8 convolutions on sparse kernels" in str(report)
+    assert "8 of 9 layers on sparse kernels" in str(report)
     assert "Escort" in str(report)
-    assert len(report.to_dict()["layers"]) == 8
+    assert len(report.to_dict()["layers"]) == 9
     assert "<table>" in report._repr_html_()
 
 
@@ -51,6 +51,44 @@ def test_timed_compile_is_right_and_replays(small: Any) -> None:
 def test_a_skip_that_is_rectified_in_place(sparsity: float) -> None:
     model, x = sparse(Skip(), sparsity), torch.randn(2, 3, 9, 11)
     right(model, aerogel.compile(model, x, tune="off"), x)
+
+
+class Tail(nn.Module):
+    """What may follow a backbone: an average over the image, flattened by a view, with batch norm between two Linears."""
+
+    def __init__(self, average: str) -> None:
+        super().__init__()
+        self.average, self.conv = average, nn.Conv2d(3, 24, 3, padding=1)
+        self.first, self.norm, self.last = nn.Linear(24, 40), nn.BatchNorm1d(40), nn.Linear(40, 5)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = self.conv(x).relu()
+        if self.average == "view":
+            pooled = nn.functional.adaptive_avg_pool2d(y, 1).view(y.shape[0], -1)
+        elif self.average == "read twice":
+            pooled = nn.functional.adaptive_avg_pool2d(y, (1, 1)).flatten(1)
+        else:
+            pooled = y.mean((2, 3)) if self.average == "mean" else y.mean(3).mean(2)
+        out = self.last(nn.functional.dropout(self.norm(self.first(pooled)), training=False).relu())
+        return out, pooled if self.average == "read twice" else self.last(pooled[:, None, :1] * torch.ones(40))
+
+
+@pytest.mark.parametrize("average", ["view", "mean", "read twice", "rows"])
+@pytest.mark.parametrize("sparsity", [0.0, 0.9])
+def test_average_and_linear_run_in_the_segment(average: str, sparsity: float) -> None:
+    torch.manual_seed(0)
+    model, x = sparse(Tail(average), sparsity), torch.randn(3, 3, 11, 70)
+    for module in (model.first, model.last) if sparsity else ():
+        module.weight.data *= torch.rand_like(module.weight) < 0.1  # type: ignore[union-attr, operator, arg-type]
+    fast = aerogel.compile(model, x, tune="off")
+    right(model, fast, x)
+    kept = fast(x)[1].clone()
+    first = fast(x)[1]
+    fast(torch.randn(3, 3, 11, 70))
+    assert torch.equal(first, kept), "an answer changed with the next call"
+    (workspace,) = next(iter(fast._free.values()))
+    ops = [p.node.op for p in workspace.program.parts if p.node is not None]
+    assert ("aten.mean.dim" in ops) == (average == "rows" or not sparsity)
 
 
 class Views(nn.Module):

@@ -110,6 +110,24 @@ def test_pooling_is_torchs(isa: str) -> None:
         assert writes.dirty_border(buffer, shape) == 0
 
 
+@pytest.mark.parametrize("isa", here_levels())
+def test_the_mean_of_an_image(isa: str) -> None:
+    for seed, (h, w) in enumerate([(1, 1), (7, 7), (1, 40), (33, 9), (20, 65)]):
+        rng = np.random.default_rng(seed)
+        x = rng.integers(-9, 9, (2, 5, h, w)).astype(np.float32)
+        own = pooling.read(Node("y", "aten.mean.dim", (Ref("x"), (2, 3) if seed % 2 else (-1, -2), bool(seed % 2))))
+        assert own is not None
+        reads, writes, shape = Layout("planar", w + 1, (1, 1, 1, 1), 16), Layout("planar", 1), (2, 5, 1, 1)
+        got = _run(
+            [pooling.kernel(own, x.shape, shape, reads, writes, host().lower(isa))], x, reads, writes, shape, True, 1 + seed % 3
+        )
+        wanted = x.astype(np.float64).mean((2, 3), keepdims=True)
+        assert np.allclose(writes.read(got, shape), wanted, rtol=2e-7, atol=0)
+    for args in ((Ref("x"), (2,)), (Ref("x"), (1, 2)), (Ref("x"), None), (Ref("x"), (2, 3), Ref("n"))):
+        assert pooling.read(Node("y", "aten.mean.dim", args)) is None
+    assert pooling.read(Node("y", "aten.mean.dim", (Ref("x"), (2, 3)), {"dtype": Ref("d")})) is None
+
+
 @pytest.mark.parametrize(
     "args", [(Ref("x"), (2, 2), (2, 2), (0, 0), (1, 1), True), (Ref("x"), (Ref("n"), 2)), ((Ref("x"),), (2, 2))]
 )

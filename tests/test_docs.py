@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+import aerogel
 from benchmarks.readme import written
 
 ROOT = Path(__file__).parent.parent
@@ -15,6 +18,42 @@ ROOT = Path(__file__).parent.parent
 def test_readme_tables_are_generated() -> None:
     text = (ROOT / "README.md").read_text()
     assert written(text) == text, "run python benchmarks/readme.py"
+
+
+def _contract() -> dict[str, ast.arguments]:
+    """The functions of docs/api.md's first block of code, by name."""
+    block = re.search(r"```python\n(.*?)```", (ROOT / "docs" / "api.md").read_text(), re.DOTALL)
+    assert block is not None
+    code, found = re.sub(r"#.*", "", block[1]), {}
+    for start in re.finditer(r"(?:^|;\s*)([a-z]\w*)\(", code, re.MULTILINE):
+        depth, end = 1, start.end()
+        while depth:
+            depth += {"(": 1, ")": -1}.get(code[end], 0)
+            end += 1
+        (function,) = ast.parse(f"def f({code[start.end() : end - 1]}): pass").body
+        assert isinstance(function, ast.FunctionDef)
+        found[start[1]] = function.args
+    return found
+
+
+def test_signatures_are_those_of_the_contract() -> None:
+    """What is built has the contract's parameters in its order with its defaults; what is not built yet may be missing."""
+    contract = _contract()
+    assert {"compile", "explain", "save"} <= set(contract)
+    for name in aerogel.__all__:
+        if name not in contract:
+            continue
+        wanted = contract[name]
+        defaults = dict(zip([a.arg for a in wanted.args][len(wanted.args) - len(wanted.defaults) :], wanted.defaults, strict=True))
+        defaults |= {a.arg: d for a, d in zip(wanted.kwonlyargs, wanted.kw_defaults, strict=True) if d is not None}
+        order = [a.arg for a in (*wanted.args, *wanted.kwonlyargs)]
+        own = inspect.signature(getattr(aerogel, name)).parameters
+        assert [n for n in order if n in own] == list(own), f"{name} takes {list(own)}, the contract {order}"
+        for parameter in own.values():
+            keyword = parameter.name in [a.arg for a in wanted.kwonlyargs]
+            assert (parameter.kind == inspect.Parameter.KEYWORD_ONLY) == keyword, f"{name}({parameter.name})"
+            has = inspect.Parameter.empty if parameter.name not in defaults else ast.literal_eval(defaults[parameter.name])
+            assert parameter.default == has, f"{name}({parameter.name}={parameter.default!r}); the contract says {has!r}"
 
 
 def test_readme_examples_run_as_they_stand() -> None:

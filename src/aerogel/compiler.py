@@ -20,9 +20,9 @@ from aerogel.plan import Choice, Plan, Timing
 from aerogel.runtime import pool
 from aerogel.runtime.eager import Call, agree, as_call, in_both_layouts, record, runner, with_convolutions
 from aerogel.runtime.module import Compiled, Network
-from aerogel.runtime.program import NATIVE
 from aerogel.target import host
 from aerogel.tune import search
+from aerogel.tune.assign import assigned
 from aerogel.tune.measure import interleaved
 
 Advance = Callable[[str], None]
@@ -84,9 +84,12 @@ def _whole(
         choices = _layers(network, shapes, target, names, search.EFFORTS.get(tune), advance)
         if tune != "off":
             advance("choosing layouts")
-            choices = _assigned(network, shapes, choices, target)
+            choices = assigned(network.graph, shapes, choices, target)
             advance("timing the best two of each layer in the running network")
-            choices = _refined(network, shapes, choices, network.flat(*call), search.EFFORTS[tune].rounds)
+            plans = [{c.node: c.config for c in choices}, {c.node: search.runner_up(c) for c in choices}]
+            if plans[0] != plans[1]:
+                times = network.in_place(shapes, plans, network.flat(*call), search.EFFORTS[tune].rounds)
+                choices = [search.refined(c, plans[1][c.node], [t.get(c.node, []) for t in times]) for c in choices]
         plan = Plan(target, tuple(choices))
     return Compiled(model, network, plan, "graph", tuple(notes))
 
@@ -107,57 +110,6 @@ def _layers(
             choices.append(replace(timed, layer=other.layer or other.name, node=other.name, conv=own, sparsity=sparsity))
     order = {node.name: i for i, node in enumerate(network.graph.nodes)}
     return sorted(choices, key=lambda c: order[c.node])
-
-
-def _assigned(network: Network, shapes: Any, choices: list[Choice], target: Any) -> list[Choice]:
-    """Move layers between our kernels and dense until the convolutions and the copies together cost least."""
-    native, dense = {}, {}
-    phases: dict[str, float] = {}
-    for c in choices:
-        times = {config.method: t.p50_us for config, t in reversed(c.tried)}
-        dense[c.node] = times["dense"]
-        ours = next((config for config, _ in c.tried if config.method in NATIVE), None)
-        if ours is not None:
-            key = f"{c.conv} {ours}"
-            if key not in phases:
-                phases[key] = search.phase_cost(c.conv, ours, target, 5)
-            native[c.node] = times[ours.method] + phases[key]
-    costs = search.Costs(native, dense, search.copy_costs(network.graph, shapes, native, target, 5))
-    chosen = search.assign(network.graph, costs)
-    out = []
-    for c in choices:
-        own = next((config.method for config, _ in c.tried if config.method in NATIVE), "dense")
-        wanted = own if c.node in chosen else "dense"
-        moved = c if c.config.method == wanted else search.with_config(c, wanted)
-        reason = ""
-        if c.config.method != wanted:
-            reason = (
-                f"{c.config.method} is faster alone, but the copies around it cost more"
-                if wanted == "dense"
-                else "saves copies around it"
-            )
-        out.append(replace(moved, reason=reason))
-    return out
-
-
-def _refined(network: Network, shapes: Any, choices: list[Choice], inputs: list[Any], rounds: int) -> list[Choice]:
-    """The second-best configuration of each sparse layer beside the best, both in their place in the network."""
-    first = {c.node: c.config for c in choices}
-    second = {c.node: search.runner_up(c) for c in choices}
-    if first == second:
-        return choices
-    times = network.in_place(shapes, [first, second], inputs, rounds)
-    out = []
-    for c in choices:
-        timings = [Timing.of(t[c.node], times[0][c.node]) for t in times] if c.node in times[0] else []
-        better = bool(timings) and search.keep(timings[1])
-        reason = "faster in the running network than the configuration that was faster alone" if better else c.reason
-        out.append(
-            replace(
-                c, config=second[c.node] if better else c.config, reason=reason, in_network=timings[better] if timings else None
-            )
-        )
-    return out
 
 
 def _judged(model: Any, ours: Compiled, call: Call) -> Compiled:

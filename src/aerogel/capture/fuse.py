@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from aerogel.graph import Graph, Node, Ref
+from aerogel.graph import Graph, Node, Ref, references
 from aerogel.problem import Conv
 
 Shapes = dict[str, tuple[int | str, ...]]
@@ -22,6 +22,7 @@ _ACTIVATIONS = {
     "aten.silu.default": "silu",
     "aten.hardswish.default": "hardswish",
 }
+_FLATTEN = ("aten.flatten.using_ints", "aten.view.default", "aten.reshape.default")
 _PASS = ("aten.dropout.default", "aten.feature_dropout.default", "aten.detach.default", "aten.lift_fresh_copy.default")
 
 
@@ -48,9 +49,9 @@ class _Fuse:
                 self._absorb(node, node.args[0].name)
             elif base in ("aten.conv2d", "aten.conv1d"):
                 self.nodes[node.name] = self._convolution(node)
-            elif base == "aten.batch_norm" and (self._batch_norm(node) or self._scale(node)):
-                continue
-            elif not self._epilogue(node):
+            elif node.op == "aten.linear.default":
+                self.nodes[node.name] = self._linear(node)
+            elif not self._average(node) and not self._normed(node) and not self._epilogue(node):
                 self.nodes[node.name] = node
                 if base in ("aten.conv3d", "aten.conv_transpose2d", "aten.conv_transpose1d"):
                     self.left[node.layer or node.name] = f"{base[5:]} has no sparse kernel; torch runs it"
@@ -93,6 +94,36 @@ class _Fuse:
             self.constants[f"{weight.name}#2d"] = held[:, :, None]
             weight = Ref(f"{weight.name}#2d")
         return Node(node.name, "conv", (x, weight) if bias is None else (x, weight, bias), {}, conv, layer)
+
+    def _linear(self, node: Node) -> Node:
+        """A Linear over features is a 1x1 convolution of an image of one pixel, or torch's where it stands over something else."""
+        held = self.constants.get(node.args[1].name) if isinstance(node.args[1], Ref) else None
+        bias = node.args[2] if len(node.args) > 2 else None
+        fixed = held is not None and held.dtype == torch.float32 and (bias is None or bias.name in self.constants)
+        if held is None or not fixed or len(self.shapes.get(node.name, ())) != 2:
+            return node
+        name = f"{node.args[1].name}#4d"
+        self.constants[name] = held[:, :, None, None]
+        conv = Conv(held.shape[1], held.shape[0], epilogue=() if bias is None else ("bias",))
+        args = (node.args[0], Ref(name), *(() if bias is None else (bias,)))
+        return Node(node.name, "conv", args, {}, conv, node.layer or node.name)
+
+    def _average(self, node: Node) -> bool:
+        """A pool to one pixel becomes a mean over the image; a flatten after it, a mean that keeps no dimensions."""
+        if node.op == "aten.adaptive_avg_pool2d.default" and node.args[1] in ((1, 1), (1,), 1):
+            self.nodes[node.name] = replace(node, op="aten.mean.dim", args=(node.args[0], (2, 3), True))
+            return True
+        before = self._only(node.args[0]) if node.op in _FLATTEN else None
+        if before is None or before.op != "aten.mean.dim" or before.kwargs or before.args[1:] != ((2, 3), True):
+            return False
+        if self.shapes.get(node.name) != self.shapes.get(before.name, ())[:2]:
+            return False
+        self._replace(before, node, replace(before, name=node.name, args=(before.args[0], (2, 3), False)))
+        return True
+
+    def _normed(self, node: Node) -> bool:
+        """Batch norm folded into the convolution before it, or as one of its own."""
+        return node.op.startswith("aten.batch_norm.") and (self._batch_norm(node) or self._scale(node))
 
     def _batch_norm(self, node: Node) -> bool:
         """Fold into the convolution before it: w * g / sqrt(v + e), and the shift as a bias."""
@@ -195,11 +226,14 @@ class _Fuse:
         self.nodes[after.name] = merged
 
     def graph(self) -> Graph:
-        used = {name for n in self.nodes.values() for name in n.inputs}
+        """What the outputs need, in order: sizes that only a flatten read are gone."""
         renamed = self._rename(Node("out", "getitem", self.source.outputs)).args
-        outputs = {a.name for a in renamed if isinstance(a, Ref)}
-        kept = tuple(name for name in self.constants if name in used or name in outputs)
-        return Graph(self.source.inputs, kept, tuple(self.nodes.values()), renamed)
+        used, nodes = set(references(renamed)), list[Node]()
+        for node in reversed(self.nodes.values()):
+            if node.name in used:
+                nodes.append(node)
+                used.update(node.inputs)
+        return Graph(self.source.inputs, tuple(n for n in self.constants if n in used), tuple(reversed(nodes)), renamed)
 
     def kept(self) -> dict[str, torch.Tensor]:
         return {name: self.constants[name] for name in self.graph().constants}

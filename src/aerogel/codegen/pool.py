@@ -32,6 +32,8 @@ SIZES = (
 )  # fmt: skip
 ARGUMENTS = POINTERS + SIZES
 ENTRY = "pool"
+UNROLLED = 8
+"""Windows up to this width are written out; a wider one, such as a whole image, is a loop."""
 
 
 @dataclass(frozen=True)
@@ -105,10 +107,18 @@ def emit(code: PoolCode) -> str:
         e.loop(a["x_real"], a["x_columns"], lambda i, _: put(inner, i, lowest))
 
         def pixel(q: Value, _: list[Value]) -> None:
-            best = lowest
-            for s in range(code.width):
-                at = b.add(b.mul(q, I64(code.stride)), I64(s * code.dilation))
-                best = join(best, e.load(b.gep(line, [at], source_etype=F32), F32, 4))
+            start = b.mul(q, I64(code.stride))
+
+            def column(s: Value, best: list[Value]) -> list[Value]:
+                at = b.add(start, b.mul(s, I64(code.dilation)))
+                return [join(best[0], e.load(b.gep(line, [at], source_etype=F32), F32, 4))]
+
+            if code.width <= UNROLLED:
+                best = lowest
+                for s in range(code.width):
+                    (best,) = column(I64(s), [best])
+            else:
+                _, (best,) = e.loop(I64(0), I64(code.width), column, [lowest])
             put(out, q, best if code.kind == "max" else b.fmul(best, scale))
 
         e.loop(I64(0), a["y_columns"], pixel)

@@ -50,7 +50,10 @@ def refuse(conv: Conv, target: Target, stats: Stats) -> str | None:
 
 
 def configs(conv: Conv, target: Target, stats: Stats) -> Iterator[Config]:
-    """Prepacked channels_last first: it wins most layers."""
+    """Prepacked channels_last first: it wins most layers. A Linear has one form."""
+    if conv.n is not None and _features(conv):
+        yield Config.make(NAME, channels_last=0, prepacked=0)
+        return
     for prepacked in (1, 0) if private_ops() else (0,):
         for layout in (1, 0):
             yield Config.make(NAME, channels_last=layout, prepacked=prepacked)
@@ -76,6 +79,8 @@ def layouts(conv: Conv, config: Config, target: Target, border: tuple[int, int, 
 
 def build(packed: Packed, conv: Conv, config: Config, target: Target, reads: Layout, writes: Layout) -> list[Kernel]:
     weight = to_torch(unpack(packed, conv), conv.dtypes.weight)
+    if _features(conv):
+        return [Kernel(f"{NAME} {conv}", reads, writes, call=_linear(weight, conv))]
     call = _prepacked(weight, conv) if config["prepacked"] else _plain(weight, conv, config)
     return [Kernel(f"{NAME} {conv}", reads, writes, call=call)]
 
@@ -100,14 +105,32 @@ def _plain(weight: torch.Tensor, conv: Conv, config: Config) -> Call:
     return lambda x, bias, residual: plain(x, weight, conv, bias, residual)
 
 
+def _linear(weight: torch.Tensor, conv: Conv) -> Call:
+    """One torch call: each gives up the GIL, and beside a busy thread waits for it."""
+    flat = weight.flatten(1)
+
+    def call(x: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor | None) -> torch.Tensor:
+        own = bias if bias is None or bias.dtype == x.dtype else bias.to(x.dtype)
+        if x.dim() == 2:
+            return _after(F.linear(x, flat, own), conv, conv.epilogue, residual)
+        return _after(F.linear(x.flatten(1), flat, own)[:, :, None, None], conv, conv.epilogue, residual)
+
+    return call
+
+
 def plain(
     x: torch.Tensor, weight: torch.Tensor, conv: Conv, bias: torch.Tensor | None, residual: torch.Tensor | None
 ) -> torch.Tensor:
     """torch.conv2d and one call for each step of the epilogue."""
-    x, padding = _padded(x, conv)
     own = None if bias is None else bias.to(x.dtype)
+    x, padding = _padded(x, conv)
     y = F.conv2d(x, weight, own, conv.stride, padding, _dilation(conv), conv.groups)
     return _after(y, conv, conv.epilogue, residual)
+
+
+def _features(conv: Conv) -> bool:
+    """Whether this is a Linear: one pixel, one tap, every channel read by every filter."""
+    return (conv.size, conv.r, conv.s, conv.groups, conv.pad) == ((1, 1), 1, 1, 1, (0, 0, 0, 0))
 
 
 def _prepacked(weight: torch.Tensor, conv: Conv) -> Call:

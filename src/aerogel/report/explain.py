@@ -64,8 +64,8 @@ def _headline(fast: Compiled) -> str:
     if fast.how in ("contiguous", "channels_last"):
         return f"torch ({fast.how}) runs the model: no plan was faster on this machine."
     if fast.plan.model is None:
-        return f"{sparse} of {len(fast.plan.choices)} convolutions on sparse kernels, by rule; nothing was timed (tune='off')."
-    return f"{fast.speedup:.2f}x over the faster torch layout; {sparse} of {len(fast.plan.choices)} convolutions on sparse kernels."
+        return f"{sparse} of {len(fast.plan.choices)} layers on sparse kernels, by rule; nothing was timed (tune='off')."
+    return f"{fast.speedup:.2f}x over the faster torch layout; {sparse} of {len(fast.plan.choices)} layers on sparse kernels."
 
 
 def _row(choice: Choice) -> dict[str, Any]:

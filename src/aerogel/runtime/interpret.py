@@ -53,14 +53,18 @@ def call(node: Node, values: Mapping[str, Any]) -> Any:
 
 
 def convolve(node: Node, values: Mapping[str, Any]) -> torch.Tensor:
-    """A conv node, plain. One dimension counts as an image of one row."""
+    """A conv node, plain. One dimension counts as an image of one row, features as an image of one pixel."""
     assert node.conv is not None
     x, weight, bias, residual = (values[name] if name else None for name in node.conv_inputs())
     assert isinstance(x, torch.Tensor)
     assert isinstance(weight, torch.Tensor)
     if x.dim() == 4:
         return plain(x, weight, node.conv, bias, residual)
-    return plain(x.unsqueeze(2), weight, node.conv, bias, None if residual is None else residual.unsqueeze(2)).squeeze(2)
+    shape = (*x.shape[:2], 1, *x.shape[2:], *([1] * (3 - x.dim())))
+    y = plain(
+        x.reshape(shape), weight, node.conv, bias, None if residual is None else residual.reshape(*residual.shape[:2], *shape[2:])
+    )
+    return y.flatten(1) if x.dim() == 2 else y.squeeze(2)
 
 
 def run(graph: Graph, constants: Mapping[str, torch.Tensor], inputs: list[Any]) -> dict[str, Any]:

@@ -278,7 +278,7 @@ class Compiled(torch.nn.Module):
         old = self.network.captured
         for name, value in state_dict.items():
             held = old.constants.get(name)
-            if held is not None and held.dim() > 2 and not torch.equal(held != 0, value != 0):
+            if held is not None and held.dim() > 1 and not torch.equal(held != 0, value != 0):
                 raise AerogelError(
                     f"'{name}' has other zeros than the compiled model. Load it into the original, then compile again."
                 )

@@ -15,7 +15,7 @@ from aerogel.target import Target
 
 @dataclass(frozen=True)
 class Pool:
-    """Kind ("max" or "average"), window, stride, padding (rows, columns) and dilation of a pooling node."""
+    """Kind ("max" or "average"), window, stride, padding (rows, columns) and dilation. A window of (0, 0) is the whole image."""
 
     kind: str
     window: tuple[int, int]
@@ -35,6 +35,10 @@ def read(node: Node) -> Pool | None:
 
     Sizes rounded up, and averages over real pixels only, are torch's.
     """
+    if node.op == "aten.mean.dim":
+        keeps = node.args[2] if len(node.args) > 2 else False
+        whole = not node.kwargs and isinstance(node.args[0], Ref) and node.args[1] in ((2, 3), (-2, -1), (-1, -2), (3, 2))
+        return Pool("average", (0, 0), (1, 1), (0, 0), (1, 1)) if whole and isinstance(keeps, bool) else None
     kind = {"aten.max_pool2d.default": "max", "aten.avg_pool2d.default": "average"}.get(node.op)
     if kind is None or not isinstance(node.args[0], Ref) or node.kwargs:
         return None
@@ -59,19 +63,20 @@ def _pair(value: object) -> tuple[int, int] | None:
 
 def kernel(pooling: Pool, x_shape: Shape, y_shape: Shape, reads: Layout, writes: Layout, target: Target) -> Kernel:
     """The kernel from one planar layout to another. The line of a thread has room for the widest window."""
-    code = pool.PoolCode(target.isa, pooling.kind, pooling.window[1], pooling.stride[1], pooling.dilation[1])
-    entry = llvm.function(str(code), pool.ENTRY, lambda: pool.emit(code), target.isa)
     (n, c, h, w), (_, _, p, q) = x_shape, y_shape
-    lanes, area = target.vector_bytes // 4, pooling.window[0] * pooling.window[1]
+    taps, width = pooling.window if pooling.window != (0, 0) else (h, w)
+    code = pool.PoolCode(target.isa, pooling.kind, width, pooling.stride[1], pooling.dilation[1])
+    entry = llvm.function(str(code), pool.ENTRY, lambda: pool.emit(code), target.isa)
+    lanes, area = target.vector_bytes // 4, taps * width
     columns = -(-w // lanes) * lanes
     line = max((q - 1) * code.stride + (code.width - 1) * code.dilation + 1, pooling.pad[1] + columns) + lanes
     sizes = {
         "units": n * c, "x_plane": reads.plane(h, w) * 4, "y_plane": writes.plane(p, q) * 4,
         "x_rows": h, "x_row": reads.pitch * 4, "x_real": w, "x_columns": columns,
         "y_rows": p, "y_row": writes.pitch, "y_columns": q, "plane_elements": writes.plane(p, q),
-        "front_elements": writes.front, "top": pooling.pad[0], "left": pooling.pad[1], "taps": pooling.window[0],
+        "front_elements": writes.front, "top": pooling.pad[0], "left": pooling.pad[1], "taps": taps,
         "row_dilation": pooling.dilation[0], "row_stride": pooling.stride[0], "line_elements": line,
         "scratch_thread": -(-line * 4 // 64) * 64, "scale": int(np.float32(1 / area).view(np.uint32)),
     }  # fmt: skip
     arguments = np.array([0] * len(POINTERS) + [sizes[name] for name in pool.SIZES], np.int64)
-    return Kernel(f"pool {x_shape} {pooling.window}", reads, writes, entry, arguments, sizes["scratch_thread"])
+    return Kernel(f"pool {x_shape} {(taps, width)}", reads, writes, entry, arguments, sizes["scratch_thread"])

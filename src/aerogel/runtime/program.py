@@ -48,6 +48,14 @@ class Native:
     label: str = ""
 
 
+@dataclass(frozen=True)
+class Export:
+    """A value that a segment gives to torch."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+
 @dataclass
 class Part:
     """A stretch of the program: one torch node (a dense convolution with its kernel), or the kernels of one segment."""
@@ -55,7 +63,7 @@ class Part:
     node: Node | None = None
     kernel: Kernel | None = None
     natives: list[Native] = field(default_factory=list)
-    exports: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    exports: dict[str, Export] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -70,8 +78,9 @@ class Program:
 
 
 def image_shape(shape: tuple[int, ...]) -> Shape:
-    """(n, c, l) counts as (n, c, 1, l)."""
-    return (shape[0], shape[1], 1, shape[2]) if len(shape) == 3 else (shape[0], shape[1], shape[2], shape[3])
+    """(n, c, l) counts as (n, c, 1, l), features (n, c) as (n, c, 1, 1)."""
+    rows, columns = {2: (1, 1), 3: (1, shape[-1])}.get(len(shape), shape[2:])
+    return shape[0], shape[1], rows, columns
 
 
 def concatenated(node: Node) -> tuple[str, ...]:
@@ -140,7 +149,7 @@ class _Walk:
         """Pooling and concatenation of maps of ours: they stay in the arena, and so does what they give."""
         found: set[str] = set()
         for node in self.graph.nodes:
-            if passes(node) and len(self.shapes[node.name]) == 4 and self._dtype() == "f32":
+            if passes(node) and len(self.shapes[node.name]) in (2, 4) and self._dtype() == "f32":
                 ours = [name in self.choices or name in found for name in (concatenated(node) or node.inputs)]
                 if any(ours) and all(len(self.shapes[name]) == 4 for name in node.inputs):
                     found.add(node.name)
@@ -173,7 +182,7 @@ class _Walk:
     def _dense(self, node: Node) -> Kernel | None:
         """The library's kernel of a convolution that has one; the plain torch call otherwise."""
         config = self.given.get(node.name)
-        if config is None or node.conv is None or len(self.shapes[node.name]) != 4:
+        if config is None or node.conv is None or len(self.shapes[node.name]) == 3:
             return None
         conv, module = problem(node, self.shapes), method(config.method)
         reads, writes = module.layouts(conv, config, self.target, (0, 0, 0, 0))
@@ -261,7 +270,7 @@ class _Walk:
         plain = Layout("contiguous", shape[3], dtype=layout.dtype)
         for kernel in convert(shape, layout, plain, self.target):
             self._segment().natives.append(Native(kernel, name, f"@{name}", label=f"copy {name}"))
-        self._segment().exports[name] = self.shapes[name]
+        self._segment().exports[name] = Export(self.shapes[name], layout.dtype)
         self.torch.add(name)
 
     def _placed(self) -> Program:

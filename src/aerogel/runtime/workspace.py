@@ -42,6 +42,15 @@ class _Bound:
                 single()
 
 
+def _inner(graph: Graph, program: Program) -> dict[str, torch.Tensor]:
+    """Tensors between our kernels and a convolution or Linear of torch's, which returns none of its inputs: made once, since
+    beside a busy Python thread a call that makes a tensor waits for the GIL."""
+    convolutions = {node.name for node in graph.nodes if node.conv is not None}
+    exports = {name: made for part in program.parts for name, made in part.exports.items()}
+    users = graph.users()
+    return {n: torch.empty(e.shape, dtype=_DTYPES[e.dtype]) for n, e in exports.items() if convolutions.issuperset(users[n])}
+
+
 class OtherShape(Exception):
     """A value of this call has another shape or element type than the workspace was made for."""
 
@@ -70,6 +79,7 @@ class Workspace:
         self.scratch = np.empty(program.scratch_bytes * threads + LINE_BYTES, np.uint8)
         base, scratch = (a.ctypes.data + -a.ctypes.data % LINE_BYTES for a in (self.arena, self.scratch))
         self._bias = biases
+        self._inner = _inner(graph, program)
         self.steps: list[_Bound | Part] = []
         for part in program.parts:
             self.steps.append(part if part.node is not None else self._bind(part, base, scratch, threads))
@@ -127,9 +137,8 @@ class Workspace:
                 values[step.node.name] = self._torch(step, values)
                 continue
             held = {name: _same(values[name], shape).contiguous() for name, shape in step.imports.items()}
-            for name, shape in step.part.exports.items():
-                layout = next(s.kernel.writes for s in step.part.natives if s.y == f"@{name}")
-                held[name] = torch.empty(shape, dtype=_DTYPES[layout.dtype])
+            for name, fresh in step.part.exports.items():
+                held[name] = self._inner[name] if name in self._inner else torch.empty(fresh.shape, dtype=_DTYPES[fresh.dtype])
             for arguments, slot, name in step.patches:
                 arguments[slot] = held[name].data_ptr()
             launch(step)

@@ -1,7 +1,7 @@
-"""The only policy: which candidates are timed, which are kept, where each layer runs.
+"""Which candidates of a layer are timed and which one is kept.
 
-A layer alone misleads: it may win by less than the copies around it cost. So each layer's candidates are timed first, then the
-layout copies, and the assignment with the least total over the graph is taken. The whole model has the last word.
+Each layer's candidates are timed beside dense in the same rounds; `assign` then decides over the whole graph, the best two of each
+layer are timed again in the running network, and the whole model has the last word.
 """
 
 from __future__ import annotations
@@ -15,14 +15,13 @@ from typing import Any
 import numpy as np
 
 from aerogel.candidate import Config, Kernel, Stats
-from aerogel.graph import Graph, Node, references
-from aerogel.layout import NUMPY, Array, Layout, Shape
+from aerogel.graph import Graph, Node
+from aerogel.layout import NUMPY, Array, Layout
 from aerogel.methods import METHODS, method
 from aerogel.plan import Choice, Timing
 from aerogel.problem import Conv
 from aerogel.runtime import pool
-from aerogel.runtime.convert import convert
-from aerogel.runtime.program import NATIVE, image_shape, passes, problem
+from aerogel.runtime.program import NATIVE, problem
 from aerogel.target import Target
 from aerogel.tune.measure import interleaved
 
@@ -126,109 +125,6 @@ def _rotating(
     return run
 
 
-def time_copy(shape: Shape, source: Layout, target: Layout, machine: Target, rounds: int) -> float:
-    """Median microseconds of one layout copy."""
-    kernels = convert(shape, source, target, machine)
-    x, y = source.allocate(shape), target.allocate(shape)
-    x[:] = 0
-    segment = pool.Segment([(k, k.bind(x=x.ctypes.data, y=y.ctypes.data)) for k in kernels], machine.threads)
-    return float(np.median(interleaved([segment], rounds)[0]))
-
-
-@dataclass(frozen=True)
-class Costs:
-    """Microseconds of each conv node under its best kernel of ours and under dense, and of the copies of each value."""
-
-    native: Mapping[str, float]
-    dense: Mapping[str, float]
-    copies: Mapping[str, float]
-
-    def total(self, graph: Graph, ours: frozenset[str], users: Mapping[str, tuple[str, ...]]) -> float:
-        """Time of the convolutions and of the copies between torch's hands and ours, if `ours` run on our kernels."""
-        spent = sum(self.native[n] if n in ours else self.dense[n] for n in self.dense)
-        for name, cost in self.copies.items():
-            readers = users[name]
-            crossing = any(r not in ours for r in readers) if name in ours else any(r in ours for r in readers)
-            spent += cost if crossing else 0.0
-        return spent
-
-
-def assign(graph: Graph, costs: Costs) -> frozenset[str]:
-    """Which conv nodes run on our kernels: the assignment of least total cost that single changes can reach.
-
-    Starts from nothing, from everything and from each layer's own winner; changes one node at a time while that helps.
-    """
-    users = readers(graph)
-    able = frozenset(costs.native)
-    winners = frozenset(n for n in able if costs.native[n] < costs.dense[n])
-    best: tuple[float, frozenset[str]] = (costs.total(graph, frozenset(), users), frozenset())
-    for start in (frozenset[str](), able, winners):
-        current, spent = start, costs.total(graph, start, users)
-        while True:
-            moves = [(costs.total(graph, current ^ {n}, users), current ^ {n}) for n in able]
-            lower = min(moves, key=lambda m: m[0], default=(spent, current))
-            if lower[0] >= spent:
-                break
-            spent, current = lower
-        best = min(best, (spent, current), key=lambda m: m[0])
-    return best[1]
-
-
-def sources(graph: Graph) -> dict[str, tuple[str, ...]]:
-    """For pooling and concatenation, which go where their maps are: the values they are made of."""
-    found: dict[str, tuple[str, ...]] = {}
-    for node in graph.nodes:
-        if passes(node):
-            found[node.name] = tuple(dict.fromkeys(s for name in node.inputs for s in found.get(name, (name,))))
-    return found
-
-
-def readers(graph: Graph) -> dict[str, tuple[str, ...]]:
-    """Who reads each value in the end: pooling and concatenation are looked through."""
-    through = sources(graph)
-    found: dict[str, list[str]] = {name: [] for name in graph.users()}
-    for reader, names in [*((n.name, n.inputs) for n in graph.nodes if n.name not in through), ("", _outputs(graph))]:
-        for name in names:
-            for source in through.get(name, (name,)):
-                found[source].append(reader)
-    return {name: tuple(dict.fromkeys(r)) for name, r in found.items()}
-
-
-def _outputs(graph: Graph) -> tuple[str, ...]:
-    return tuple(references(graph.outputs))
-
-
-def copy_costs(
-    graph: Graph, shapes: Mapping[str, tuple[int, ...]], able: Iterable[str], target: Target, rounds: int
-) -> dict[str, float]:
-    """What it costs to bring each value next to a convolution of ours across: measured once for each shape."""
-    through = sources(graph)
-    near = {n for node in graph.nodes if node.name in set(able) for n in (node.name, *_maps(node))}
-    names = {s for name in near for s in through.get(name, (name,)) if len(shapes[s]) in (3, 4)}
-    known: dict[Shape, float] = {}
-    costs = {}
-    for name in names:
-        shape = image_shape(shapes[name])
-        if shape not in known:
-            plain, bordered = Layout("contiguous", shape[3]), Layout("planar", shape[3] + 1, (1, 1, 1, 1))
-            known[shape] = time_copy(shape, plain, bordered, target, rounds)
-        costs[name] = known[shape]
-    return costs
-
-
-def _maps(node: Node) -> tuple[str, ...]:
-    x, _, _, residual = node.conv_inputs()
-    return (x,) if residual is None else (x, residual)
-
-
-def phase_cost(conv: Conv, config: Config, target: Target, rounds: int) -> float:
-    """A strided layer of ours reads phases: the copy that cuts them is part of its time."""
-    reads, _ = method(config.method).layouts(conv, config, target, (0, 0, 0, 0))
-    if reads.kind != "phases":
-        return 0.0
-    return time_copy(conv.x_shape, Layout("planar", conv.size[1] + 1, (1, 1, 1, 1), dtype=reads.dtype), reads, target, rounds)
-
-
 def group_layers(
     graph: Graph, shapes: Mapping[str, tuple[int, ...]], weights: Mapping[str, Array]
 ) -> list[list[tuple[Node, Conv]]]:
@@ -246,6 +142,17 @@ def with_config(choice: Choice, name: str) -> Choice:
     """The choice moved to its fastest candidate of a method."""
     config = next(c for c, _ in choice.tried if c.method == name)
     return replace(choice, config=config)
+
+
+def refined(choice: Choice, second: Config, times: list[list[float]]) -> Choice:
+    """`times` are microseconds in the running network under the chosen configuration and under the second."""
+    if not times[0]:
+        return choice
+    timings = [Timing.of(t, times[0]) for t in times]
+    if keep(timings[1]):
+        reason = "faster in the running network than the configuration that was faster alone"
+        return replace(choice, config=second, reason=reason, in_network=timings[1])
+    return replace(choice, in_network=timings[0])
 
 
 def runner_up(choice: Choice) -> Config:
