@@ -91,6 +91,33 @@ def test_average_and_linear_run_in_the_segment(average: str, sparsity: float) ->
     assert ("aten.mean.dim" in ops) == (average == "rows" or not sparsity)
 
 
+class Twice(nn.Module):
+    """A skip that two adds read: only the last reader may write over it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convs = nn.ModuleList(nn.Conv2d(8, 8, 3, padding=1) for _ in range(5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        a, b, c, d, e = self.convs
+        skip = a(x)
+        y = b(skip).relu() + skip
+        z = c(y).relu() + skip
+        return (d(z) + z).relu() + (e(y) + y)  # type: ignore[no-any-return]
+
+
+def test_a_residual_is_overwritten_by_its_last_reader_only() -> None:
+    model, x = sparse(Twice()), torch.randn(2, 8, 15, 15)
+    fast = aerogel.compile(model, x, tune="off")
+    right(model, fast, x)
+    (workspace,) = next(iter(fast._free.values()))
+    steps = [s for part in workspace.program.parts for s in part.natives if s.residual is not None]
+    places = workspace.program.offsets
+    in_place = [places[s.y] == places[s.residual] for s in steps]  # type: ignore[index]
+    assert any(in_place)
+    assert not all(in_place)
+
+
 class Views(nn.Module):
     """Writes into a part of a map: the whole map changes with it."""
 

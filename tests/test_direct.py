@@ -15,7 +15,7 @@ from aerogel.problem import Conv
 from aerogel.target import Target, host
 
 CONV = Conv.parse("n1c8h6w6k6r3s3u1p1")
-CONFIG = Config.make("direct", vectors=2, channels=4, groups=2, ahead=0)
+CONFIG = Config.make("direct", vectors=2, channels=4, groups=2, ahead=0, aligned=0)
 AVX2, PLAIN = Target("avx2", ("f16c",)), Target("generic")
 ANY = Stats(1, 1)
 

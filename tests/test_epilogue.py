@@ -20,7 +20,7 @@ ULPS = {"relu": 0, "relu6": 0, "leaky0.1": 0.5, "silu": 4, "hardswish": 4}
 def _through(x: Array, epilogue: tuple[str, ...], target: Target, output: str = "f32") -> Array:
     """x through a 1x1 convolution with the single weight 1."""
     conv = Conv(1, 1, epilogue=epilogue, dtypes=Dtypes("f32", "f32", "f32", output), n=1, h=1, w=len(x))
-    config = Config.make("direct", vectors=4, channels=1, groups=1, ahead=0)
+    config = Config.make("direct", vectors=4, channels=1, groups=1, ahead=0, aligned=0)
     reads, writes = direct.layouts(conv, config, target, (0, 0, 0, 0))
     kernels = direct.build(direct.pack(np.ones((1, 1, 1, 1), np.float32), conv, config), conv, config, target, reads, writes)
     xb = np.zeros(reads.elements(conv.x_shape), np.float32)

@@ -25,7 +25,7 @@ def _layer() -> tuple[pool.Segment, np.ndarray, np.ndarray, list[object]]:
     rng = np.random.default_rng(0)
     weight = (rng.integers(-3, 4, CONV.weight_shape) * (rng.random(CONV.weight_shape) < 0.2)).astype(np.float32)
     x = rng.integers(-3, 4, CONV.x_shape).astype(np.float32)
-    config = Config.make("direct", vectors=3, channels=8, groups=4, ahead=0)
+    config = Config.make("direct", vectors=3, channels=8, groups=4, ahead=0, aligned=0)
     reads, writes = direct.layouts(CONV, config, host(), (0, 0, 0, 0))
     (kernel,) = direct.build(direct.pack(weight, CONV, config), CONV, config, host(), reads, writes)
     xb, yb = (np.zeros(lay.elements(s), np.float32) for lay, s in ((reads, CONV.x_shape), (writes, CONV.y_shape)))

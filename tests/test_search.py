@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from aerogel.candidate import Config
 from aerogel.graph import Graph, Node, Ref
-from aerogel.plan import Timing
+from aerogel.plan import Choice, Timing
 from aerogel.problem import Conv
 from aerogel.runtime.arena import Need, place
 from aerogel.tune.assign import Costs, assign
-from aerogel.tune.search import keep
+from aerogel.tune.search import keep, pitched, runner_up
 
 RNG = np.random.default_rng(0)
 
@@ -95,3 +96,21 @@ def test_the_arena_never_gives_two_living_buffers_one_place() -> None:
                     low, high = sorted((a, b), key=lambda n: offsets[n.name])
                     assert offsets[low.name] + low.size <= offsets[high.name]
     assert place([]) == ({}, 0)
+
+
+def _choice(node: str, wide: float, narrow: float) -> Choice:
+    """A layer at 28 x 28 whose rows of whole vectors took `wide` alone, and others `narrow`."""
+    configs = [Config.make("direct", aligned=a, vectors=7) for a in (1, 0)]
+    timed = [(c, Timing.of([t] * 5, [100.0] * 5)) for c, t in zip(configs, (wide, narrow), strict=True)]
+    timed.sort(key=lambda pair: pair[1].p50_us)
+    return Choice(node, node, Conv.parse("n1c8h28w28k8r3s3u1p1"), timed[0][0], 0.9, "", tuple(timed), ())
+
+
+def test_rows_of_whole_vectors_must_pay_for_the_whole_image_size() -> None:
+    choices = [_choice("a", 50, 70), _choice("b", 60, 55)]
+    good = pitched(choices, [{"a": [50.0] * 3, "b": [60.0] * 3}, {"a": [70.0] * 3, "b": [55.0] * 3}])
+    assert [c.config["aligned"] for c in good] == [1, 0], "20 won, 5 lost"
+    bad = pitched(choices, [{"a": [50.0] * 3, "b": [90.0] * 3}, {"a": [70.0] * 3, "b": [55.0] * 3}])
+    assert [c.config["aligned"] for c in bad] == [0, 0], "20 won, 35 lost"
+    assert "slower by more" in bad[0].reason
+    assert runner_up(good[0]) == good[0].config, "its second configuration would change the pitch of its neighbours"

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aerogel.errors import InvalidFile
+from aerogel.errors import InvalidFile, PlanMismatch
 from aerogel.layout import Array, Layout
 
 _CONFIG = re.compile(r"([a-z_]+)(?:/((?:[a-z_]+=\d+)(?:,[a-z_]+=\d+)*))?")
@@ -64,7 +64,10 @@ class Config:
         return Config(method, tuple(sorted(options.items())))
 
     def __getitem__(self, name: str) -> int:
-        return dict(self.options)[name]
+        options = dict(self.options)
+        if name not in options:
+            raise PlanMismatch(f"'{self}' does not say '{name}': it is from another version. Compile again.")
+        return options[name]
 
     def __str__(self) -> str:
         return self.method + ("/" if self.options else "") + ",".join(f"{n}={v}" for n, v in self.options)
@@ -99,7 +102,7 @@ POINTERS = ("x", "y", "residual", "bias", "scratch")
 
 @dataclass(frozen=True, eq=False)
 class Kernel:
-    """Code for one concrete Conv and the Layouts it reads and writes; a residual has the layout it writes.
+    """Code for one concrete Conv and the Layouts it reads and writes; a residual has the layout it writes, and may be y itself.
 
     Native kernels have an `entry`: void entry(int64 *arguments, int64 thread, int64 threads), safe to run on any number of
     threads at once. Library kernels (dense) have a `call` on tensors (x, bias, residual) -> y instead.

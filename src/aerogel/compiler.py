@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
+from aerogel.candidate import Config
 from aerogel.capture.export import capture
 from aerogel.capture.fuse import fuse
 from aerogel.errors import AerogelError, UnsupportedModel
@@ -19,7 +20,7 @@ from aerogel.methods import METHODS
 from aerogel.plan import Choice, Plan, Timing
 from aerogel.runtime import pool
 from aerogel.runtime.eager import Call, agree, as_call, in_both_layouts, record, runner, with_convolutions
-from aerogel.runtime.module import Compiled, Network
+from aerogel.runtime.module import Compiled, Network, Timings
 from aerogel.target import host
 from aerogel.tune import search
 from aerogel.tune.assign import assigned
@@ -86,12 +87,24 @@ def _whole(
             advance("choosing layouts")
             choices = assigned(network.graph, shapes, choices, target)
             advance("timing the best two of each layer in the running network")
-            plans = [{c.node: c.config for c in choices}, {c.node: search.runner_up(c) for c in choices}]
-            if plans[0] != plans[1]:
-                times = network.in_place(shapes, plans, network.flat(*call), search.EFFORTS[tune].rounds)
-                choices = [search.refined(c, plans[1][c.node], [t.get(c.node, []) for t in times]) for c in choices]
+            choices = _refined(network, shapes, choices, network.flat(*call), search.EFFORTS[tune].rounds)
         plan = Plan(target, tuple(choices))
     return Compiled(model, network, plan, "graph", tuple(notes))
+
+
+def _refined(network: Network, shapes: Any, choices: list[Choice], inputs: list[Any], rounds: int) -> list[Choice]:
+    """What only the running network can say: the pitch of each image size, then the better of each layer's best two."""
+
+    def both(plans: list[dict[str, Config]]) -> Timings | None:
+        return network.in_place(shapes, plans, inputs, rounds) if plans[0] != plans[1] else None
+
+    times = both([{c.node: c.config for c in choices}, {c.node: search.narrow(c) for c in choices}])
+    choices = choices if times is None else search.pitched(choices, times)
+    second = {c.node: search.runner_up(c) for c in choices}
+    times = both([{c.node: c.config for c in choices}, second])
+    if times is None:
+        return choices
+    return [search.refined(c, second[c.node], [t.get(c.node, []) for t in times]) for c in choices]
 
 
 def _layers(

@@ -112,8 +112,8 @@ def _native(kernels: list[Kernel], case: Case, reads: Layout, writes: Layout, ba
     if case.bias is not None:
         addresses["bias"] = regions["bias"].copy(case.bias, back).ctypes.data
     if case.residual is not None:
-        residual = regions["residual"].place(writes.elements(conv.y_shape), NUMPY[d.output], back)
-        writes.write(residual, case.residual)
+        residual = y if back else regions["residual"].place(writes.elements(conv.y_shape), NUMPY[d.output], back)
+        writes.write(residual, case.residual)  # against the back guard y takes the residual's place
         addresses["residual"] = residual.ctypes.data
     bytes_ = max(k.scratch_bytes for k in kernels) * threads
     addresses["scratch"] = regions["scratch"].place(bytes_, np.dtype(np.uint8), back).ctypes.data

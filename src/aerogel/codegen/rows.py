@@ -5,13 +5,18 @@
         for each filter of the group
           acc = 0, bias or the partial sums so far
           for each nonzero j:  acc[i] += value[j] * x[block + offset[j] + i]      i = 0 .. vectors - 1
+          or, for each run of nonzeros whose windows stand at the same lane of a vector:
+            z = 0;  z[i] += value[j] * x[block + offset[j] + i], i = 0 .. vectors;  acc += z, moved by that many lanes
           acc -> partial sums, or epilogue and y after the last block of channels
 
 Pixels are numbered flat, across rows and the gap between them: output pixel (p, q) is p * pitch + q, and the input under tap
 (r, s) sits a constant `offset` away from it, because input and output planes have the same pitch. Lanes that fall into the gap
 compute rubbish; a table of live lanes turns them into the zeros that the output's border must hold.
 
-The code knows the number of registers, the epilogue, the element types and the ISA. Everything else is data: the names in
+A window that starts within a vector costs two loads a vector instead of one. Runs cost one more vector a nonzero and a few moves
+a run instead: worth it where a row has many nonzeros for each of its runs, and the pitch makes few of them.
+
+The code knows the number of registers, the runs, the epilogue, the element types and the ISA. Everything else is data: the names in
 `ARGUMENTS` are 64-bit slots of one array, so all sizes and shapes share the code.
 """
 
@@ -59,6 +64,8 @@ class RowsCode:
     dtypes: Dtypes
     vectors: int
     epilogue: tuple[str, ...] = ()
+    shifts: tuple[int, ...] = ()
+    """Lanes at which the windows of each run start, in the order of the runs. Empty: one run, windows anywhere."""
 
     @property
     def lanes(self) -> int:
@@ -68,7 +75,11 @@ class RowsCode:
     def __str__(self) -> str:
         d = self.dtypes
         kinds = f"{d.input}.{d.weight}.{d.accumulator}.{d.output}"
-        return f"rows-{self.isa}-{kinds}-v{self.vectors}" + "".join(f"+{e}" for e in self.epilogue)
+        return (
+            f"rows-{self.isa}-{kinds}-v{self.vectors}"
+            + "".join(f"+{e}" for e in self.epilogue)
+            + "".join(f"@{s}" for s in self.shifts)
+        )
 
     def live_dtype(self) -> np.dtype[Any]:
         """Type of the live-lane table: one bit a lane, in the smallest integer that holds a vector's."""
@@ -194,15 +205,28 @@ class _Rows:
         return [b.fadd(s, e.widen(v, self.summed, "f32", self.lanes)) for s, v in zip(so_far, added, strict=True)]
 
     def nonzeros(self, x: Value, j: Value, acc: list[Value]) -> list[Value]:
-        """The inner loop: one broadcast and `vectors` FMAs with a memory operand for each nonzero of row j."""
+        """All nonzeros of row j: one run, or one for each lane at which windows start."""
+        b, e, shifts = self.b, self.e, self.code.shifts or (0,)
+        first = e.integer(self.a["start"], b.mul(j, I64(len(shifts))))
+        for i, shift in enumerate(shifts):
+            last = e.integer(self.a["start"], b.add(b.mul(j, I64(len(shifts))), I64(i + 1)))
+            if shift == 0:
+                acc = self.run(x, first, last, acc)
+            else:
+                z = self.run(x, first, last, [self.nothing] * (len(acc) + 1))
+                moved = ir.Constant(ir.VectorType(I32, self.lanes), list(range(shift, shift + self.lanes)))
+                acc = [b.fadd(s, b.shuffle_vector(z[k], z[k + 1], moved)) for k, s in enumerate(acc)]
+            first = last
+        return acc
+
+    def run(self, x: Value, first: Value, last: Value, acc: list[Value]) -> list[Value]:
+        """The inner loop: one broadcast and an FMA with a memory operand for each nonzero and vector."""
         b, e, a, d = self.b, self.e, self.a, self.code.dtypes
 
         def one(at: Value, sums: list[Value]) -> list[Value]:
             weight = e.splat(e.scalar(a["value"], at, d.weight, self.summed), self.lanes)
             window = e.at(x, e.integer(a["offset"], at))
-            loads = [
-                e.vector(e.at(window, I64(i * self.x_step)), d.input, self.summed, self.lanes) for i in range(self.code.vectors)
-            ]
+            loads = [e.vector(e.at(window, I64(i * self.x_step)), d.input, self.summed, self.lanes) for i in range(len(sums))]
             return [b.call(self.fma, [weight, v, s]) for v, s in zip(loads, sums, strict=True)]
 
         def several(at: Value, sums: list[Value]) -> list[Value]:
@@ -210,7 +234,6 @@ class _Rows:
                 sums = one(b.add(at, I64(i)), sums)
             return sums
 
-        first, last = e.integer(a["start"], j), e.integer(a["start"], b.add(j, I64(1)))
         rest, acc = e.loop(first, last, several, acc, UNROLL)
         return e.loop(rest, last, one, acc)[1]
 

@@ -16,6 +16,7 @@ end, hence the order. Refuses: half precision the CPU lacks, and images too larg
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -31,6 +32,7 @@ NAME, PAPER = "direct", "Escort, arXiv 1802.10280"
 SUMMARY = "one broadcast and one shifted window of the input for each nonzero weight; unstructured sparsity"
 VERSION = 1
 
+_MOST_RUNS = 6
 _REGISTER_BLOCK = {"avx512": 14, "avx2": 12, "generic": 12, "neon": 14}
 """Most vectors of sums kept in registers: 16 or 32 of them, some needed for the weight and the window."""
 
@@ -52,41 +54,59 @@ def refuse(conv: Conv, target: Target, stats: Stats) -> str | None:
 
 def configs(conv: Conv, target: Target, stats: Stats) -> Iterator[Config]:
     """Register blocks and blocks of channels, ordered by a cost model; measurement decides among the first of them."""
-    lanes = target.vector_bytes // ITEM_BYTES[conv.dtypes.accumulator]
-    reads, writes = layouts(conv, Config.make(NAME, vectors=1), target, (0, 0, 0, 0))
-    p, q = conv.out
-    live = -(-((p - 1) * reads.pitch + q) // lanes)
     own = conv.c // conv.groups
-    vectors = range(1, min(live, _REGISTER_BLOCK[target.isa]) + 1)
     blocks = sorted({min(own, 8 << i) for i in range(9)} | {own})
-    far = (conv.c * reads.plane(*conv.size) * reads.item_bytes, conv.k * writes.plane(p, q) * writes.item_bytes)
-    cost = {(v, b): _cycles(conv, target, stats, reads.pitch, live, v, b, far) for v in vectors for b in blocks}
-    for v, b in sorted(cost, key=lambda point: cost[point]):
-        groups = _filter_groups(conv, live, v, target)
-        yield Config.make(NAME, vectors=v, channels=b, groups=groups, ahead=4)
+    cost: dict[tuple[int, int, int], float] = {}
+    for aligned in (0, 1) if conv.r * conv.s > 1 else (0,):
+        shape = _Shape.of(conv, target, aligned)
+        most = min(shape.live, _REGISTER_BLOCK[target.isa] // (1 + aligned * (target.isa in ("avx2", "generic"))))
+        if len(shape.shifts) <= _MOST_RUNS:
+            cost |= {(v, b, aligned): _cycles(conv, target, stats, shape, v, b) for v in range(1, most + 1) for b in blocks}
+    ordered = sorted(cost, key=lambda point: cost[point])
+    first = [next(point for point in ordered if point[2] == kind) for kind in dict.fromkeys(point[2] for point in ordered)]
+    for v, b, aligned in dict.fromkeys(first + ordered):  # the best of each kind is always timed
+        groups = _filter_groups(conv, _Shape.of(conv, target, aligned).live, v, target)
+        yield Config.make(NAME, vectors=v, channels=b, groups=groups, ahead=4, aligned=aligned)
 
 
-def _cycles(
-    conv: Conv, target: Target, stats: Stats, pitch: int, live: int, vectors: int, channels: int, far: tuple[int, int]
-) -> float:
+@dataclass(frozen=True)
+class _Shape:
+    """What the cost model knows of a layer's planes: pitch, vectors that hold pixels, runs, bytes of x and of y."""
+
+    pitch: int
+    live: int
+    shifts: tuple[int, ...]
+    far: tuple[int, int]
+
+    @staticmethod
+    def of(conv: Conv, target: Target, aligned: int) -> _Shape:
+        lanes, (p, q) = _lanes(conv, target), conv.out
+        reads, writes = layouts(conv, Config.make(NAME, vectors=1, aligned=aligned), target, (0, 0, 0, 0))
+        every = _offsets(np.arange(conv.r * conv.s), np.array(0), conv, reads)
+        far = (conv.c * reads.plane(*conv.size) * reads.item_bytes, conv.k * writes.plane(p, q) * writes.item_bytes)
+        return _Shape(reads.pitch, -(-((p - 1) * reads.pitch + q) // lanes), _shifts(every, lanes) if aligned else (), far)
+
+
+def _cycles(conv: Conv, target: Target, stats: Stats, shape: _Shape, vectors: int, channels: int) -> float:
     """Modelled cycles of one image: it orders candidates and is never shown as a time.
 
     Fitted to 46 layers (ResNet-50 at 80, 90 and 95 %) on one AVX-512 server core, where its first choice costs 4 % over the best
     of a full search. A nonzero costs its loads, two a cycle, more for the share of its window that the nearest cache cannot
-    hold and where a vector straddles a line; a row costs its start, its end and its partial sums; images beyond the second cache
-    (`far`: bytes of x and y) cost time at each touch.
+    hold and where a vector straddles a line; a row costs its start, its end, its runs and its partial sums; images beyond the
+    second cache cost time at each touch.
     """
     width = target.vector_bytes
     passes = -(-(conv.c // conv.groups) // channels)
-    span = min(conv.r * vectors * width, vectors * width + (conv.r - 1) * (pitch + 1) * ITEM_BYTES[conv.dtypes.input])
-    loads = vectors * (1 + 3.5 * (1 - 1 / conv.s))
+    span = min(conv.r * vectors * width, vectors * width + (conv.r - 1) * (shape.pitch + 1) * ITEM_BYTES[conv.dtypes.input])
+    runs = len(shape.shifts)
+    loads = vectors + (1 - 1 / runs) if runs else vectors * (1 + 3.5 * (1 - 1 / conv.s))
     missing = max(0.0, 1 - 0.9 * target.l1_bytes / (channels * span))
     nonzero = (loads + 2) / 2 + 1.2 * loads * missing
-    rows = conv.k * (passes * (25 + 1.2 * vectors) + (passes - 1) * 2.5 * vectors)
+    rows = conv.k * (passes * (25 + 1.2 * vectors + max(0, runs - 1) * (8 + 2 * vectors)) + (passes - 1) * 2.5 * vectors)
     moved = sum(
-        count * (20 + 27 * vectors) for count, size in zip((conv.c, conv.k), far, strict=True) if size > target.l2_bytes // 2
+        count * (20 + 27 * vectors) for count, size in zip((conv.c, conv.k), shape.far, strict=True) if size > target.l2_bytes // 2
     )
-    return -(-live // vectors) * (stats.nonzeros * nonzero + rows + moved)
+    return -(-shape.live // vectors) * (stats.nonzeros * nonzero + rows + moved)
 
 
 def _filter_groups(conv: Conv, live: int, vectors: int, target: Target) -> int:
@@ -171,16 +191,22 @@ def check(packed: Packed, conv: Conv) -> None:
 
 
 def layouts(conv: Conv, config: Config, target: Target, border: tuple[int, int, int, int], pitch: int = 0) -> tuple[Layout, Layout]:
-    """Planes of one pitch on both sides; phases when there is a stride."""
+    """Planes of one pitch on both sides; phases when there is a stride.
+
+    Few runs need rows that start where a vector or half of one does.
+    """
     (_, w), (_, q), (_, left, _, right) = conv.size, conv.out, conv.pad
-    d = conv.dtypes
+    d, lanes = conv.dtypes, _lanes(conv, target)
     pitch = max(pitch, q + max(border[1], border[3]))
+    pitch = max(pitch, w + max(left, right) if conv.stride == (1, 1) else -(-(w + left + right) // conv.stride[1]))
+    if config["aligned"]:
+        pitch = lanes // 2 if pitch <= lanes // 2 else -(-pitch // lanes) * lanes
     if conv.stride == (1, 1):
-        reads = Layout("planar", max(pitch, w + max(left, right)), conv.pad, dtype=d.input)
+        reads = Layout("planar", pitch, conv.pad, dtype=d.input)
     else:
         (u, v), (dh, dw) = conv.stride, conv.dilation
         kept = (1 + max(i * dh % u for i in range(conv.r)), 1 + max(j * dw % v for j in range(conv.s)))
-        reads = Layout("phases", max(pitch, -(-(w + left + right) // v)), conv.pad, 0, d.input, conv.stride, kept)
+        reads = Layout("phases", pitch, conv.pad, 0, d.input, conv.stride, kept)
     writes = Layout("planar", reads.pitch, border, dtype=d.output)
     x_slack, y_slack = _slacks(conv, config, target, reads, writes)
     reads = Layout(reads.kind, reads.pitch, reads.border, x_slack, d.input, reads.stride, reads.kept)
@@ -189,12 +215,22 @@ def layouts(conv: Conv, config: Config, target: Target, border: tuple[int, int, 
 
 def _slacks(conv: Conv, config: Config, target: Target, reads: Layout, writes: Layout) -> tuple[int, int]:
     """Elements that the last block of the last plane reads past the end of x, and of a residual."""
-    p, q = conv.out
-    step = config["vectors"] * target.vector_bytes // ITEM_BYTES[conv.dtypes.accumulator]
+    (p, q), lanes = conv.out, _lanes(conv, target)
+    step = config["vectors"] * lanes
     reach = -(-((p - 1) * reads.pitch + q) // step) * step
-    taps = conv.r * conv.s
-    farthest = int(_offsets(np.arange(taps), np.array(conv.c - 1), conv, reads).max())
-    return max(0, farthest + reach - conv.c * reads.plane(*conv.size)), max(0, reach - writes.plane(p, q))
+    offsets = _offsets(np.arange(conv.r * conv.s), np.array(conv.c - 1), conv, reads)
+    if config["aligned"]:
+        offsets = offsets + -offsets % lanes  # a run reads whole vectors
+    return max(0, int(offsets.max()) + reach - conv.c * reads.plane(*conv.size)), max(0, reach - writes.plane(p, q))
+
+
+def _lanes(conv: Conv, target: Target) -> int:
+    return target.vector_bytes // ITEM_BYTES[conv.dtypes.accumulator]
+
+
+def _shifts(offsets: Array, lanes: int) -> tuple[int, ...]:
+    """The lanes at which windows start, 0 among them: a run of each."""
+    return tuple(int(v) for v in np.unique(np.append(offsets % lanes, 0)))
 
 
 def _offsets(position: Array, first_channel: Array, conv: Conv, reads: Layout) -> Array:
@@ -223,11 +259,16 @@ def build(packed: Packed, conv: Conv, config: Config, target: Target, reads: Lay
     _compatible(conv, config, target, reads, writes)
     d, a, (p, q) = conv.dtypes, packed.arrays, conv.out
     steps = tuple(e if not e.startswith("leaky") else "leaky" for e in conv.epilogue)
-    code = rows.RowsCode(target.isa, d, config["vectors"], steps)
+    taps = _offsets(np.arange(conv.r * conv.s), np.array(0), conv, reads)
+    shifts = _shifts(taps, _lanes(conv, target)) if config["aligned"] else ()
+    code = rows.RowsCode(target.isa, d, config["vectors"], steps, shifts)
     entry = llvm.function(str(code), rows.ENTRY, lambda: rows.emit(code), target.isa, half=d.accumulator == "f16")
     filters = np.repeat(a["row"], np.diff(a["start"])).astype(np.int64)
     first_channel = filters // (conv.k // conv.groups) * (conv.c // conv.groups)
-    offset = _offsets(a["position"], first_channel, conv, reads) * reads.item_bytes
+    offset, start, value = _offsets(a["position"], first_channel, conv, reads), a["start"], a["value"]
+    if shifts:
+        offset, start, value = _in_runs(offset, start, value, shifts, code.lanes)
+    offset = offset * reads.item_bytes
     if offset.size and (offset.max() >= 2**31 or offset.min() < -(2**31)):
         raise ShapeError(f"{conv}: one image is larger than the 2 GiB that 32-bit offsets reach")
     flat = (p - 1) * writes.pitch + q
@@ -237,10 +278,10 @@ def build(packed: Packed, conv: Conv, config: Config, target: Target, reads: Lay
     live = (pixels < flat) & (pixels % writes.pitch < q)
     owned = {
         "group": a["group"],
-        "start": a["start"],
+        "start": start,
         "row": np.concatenate([a["row"], np.repeat(a["row"][-1:], config["ahead"])]),
         "offset": offset.astype(np.int32),
-        "value": a["value"],
+        "value": value,
         "live": code.live_table(live.reshape(-1, code.lanes)),
         "slope": np.array([conv.slope], np.float32),
     }
@@ -266,6 +307,14 @@ def build(packed: Packed, conv: Conv, config: Config, target: Target, reads: Lay
     own = {name: array.ctypes.data for name, array in owned.items()} | sizes
     arguments = np.array([0] * len(POINTERS) + [own[n] for n in rows.ARGUMENTS[len(POINTERS) :]], np.int64)
     return [Kernel(f"{NAME} {conv}", reads, writes, entry, arguments, scratch, tuple(owned.values()))]
+
+
+def _in_runs(offset: Array, start: Array, value: Array, shifts: tuple[int, ...], lanes: int) -> tuple[Array, Array, Array]:
+    """Each row's nonzeros in runs of one shift, windows moved back to the vector they start in; `start` has each run's begin."""
+    run = np.searchsorted(shifts, offset % lanes) + np.repeat(np.arange(len(start) - 1), np.diff(start)) * len(shifts)
+    order = np.argsort(run, kind="stable")
+    counts = np.bincount(run, minlength=(len(start) - 1) * len(shifts))
+    return (offset - offset % lanes)[order], np.concatenate([[0], np.cumsum(counts)]).astype(np.int32), value[order]
 
 
 def _compatible(conv: Conv, config: Config, target: Target, reads: Layout, writes: Layout) -> None:

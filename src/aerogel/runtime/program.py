@@ -280,10 +280,18 @@ class _Walk:
             for name in (step.x, step.y, step.residual):
                 if name is not None and not name.startswith("@"):
                     life.setdefault(name, [i, i])[1] = i
+        shared: dict[str, str] = {}
+        for i, step in steps:
+            old = step.residual
+            if old is not None and life[old][1] == i and step.x != old and life[step.y][0] == i and step.y not in shared:
+                shared[step.y] = shared.get(old, old)  # the last reader of a residual writes over it
+                life[shared[step.y]][1] = life[step.y][1]
         needs = []
         for name, (first, last) in life.items():
             layout, shape = self.arena[name]
-            needs.append(Need(name, layout.elements(shape) * layout.item_bytes, first, last))
+            if name not in shared:
+                needs.append(Need(name, layout.elements(shape) * layout.item_bytes, first, last))
         offsets, size = place(needs)
+        offsets |= {name: offsets[owner] for name, owner in shared.items()}
         scratch = max((s.kernel.scratch_bytes for _, s in steps), default=0)
         return Program(tuple(self.parts), self.shapes, offsets, size, scratch)

@@ -157,8 +157,36 @@ def refined(choice: Choice, second: Config, times: list[list[float]]) -> Choice:
 
 def runner_up(choice: Choice) -> Config:
     """The next configuration of the chosen method, or the chosen one where there is no other."""
-    others = [c for c, _ in choice.tried if c.method == choice.config.method and c != choice.config]
-    return others[0] if others and choice.config.method in NATIVE else choice.config
+    return next((c for c, _ in _native(choice) if c != choice.config and _aligned(c) == _aligned(choice.config)), choice.config)
+
+
+def narrow(choice: Choice) -> Config:
+    """The fastest configuration that asks for no rows of whole vectors: those cost every layer of that image size."""
+    return next((c for c, _ in _native(choice) if not _aligned(c)), choice.config)
+
+
+def _native(choice: Choice) -> tuple[tuple[Config, Timing], ...]:
+    """What was tried of the chosen method, the fastest first; nothing where torch runs the layer."""
+    return tuple(t for t in choice.tried if t[0].method == choice.config.method) if choice.config.method in NATIVE else ()
+
+
+def _aligned(config: Config) -> int:
+    return dict(config.options).get("aligned", 0)
+
+
+def pitched(choices: list[Choice], times: list[dict[str, list[float]]]) -> list[Choice]:
+    """For each image size rows of whole vectors or not, by microseconds of all its layers in the network under both: [0] with, [1]
+    without."""
+    spent: dict[tuple[int, int], list[float]] = {}
+    for c in choices:
+        sums = spent.setdefault(c.conv.out, [0.0, 0.0])
+        for i, under in enumerate(times):
+            sums[i] += float(np.median(under.get(c.node, [0.0])))
+    reason = "rows of whole vectors make this layer faster and the others of its image size slower by more"
+    return [
+        replace(c, config=narrow(c), reason=reason) if _aligned(c.config) and spent[c.conv.out][1] < spent[c.conv.out][0] else c
+        for c in choices
+    ]
 
 
 RULE = 0.7
