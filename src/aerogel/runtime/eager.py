@@ -28,11 +28,11 @@ def in_both_layouts(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
 
 
 def runner(model: torch.nn.Module, call: Call, layout: str) -> Callable[[], Any]:
-    """A function that runs the model on the example, the example in the layout the model wants."""
-    args, kwargs = pytree.tree_map_only(torch.Tensor, channels_last, call) if layout == "channels_last" else call
+    """A function that runs the model on the example. Every candidate is given the same tensors: a change of layout is its own."""
 
     def run() -> Any:
         with torch.no_grad():
+            args, kwargs = pytree.tree_map_only(torch.Tensor, channels_last, call) if layout == "channels_last" else call
             return model(*args, **kwargs)
 
     return run
