@@ -15,6 +15,7 @@ import sys
 import time
 from datetime import date
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 import numpy as np
@@ -69,7 +70,7 @@ def compare(
     """Compile, check, and time against the opponents."""
     with torch.no_grad():
         began = time.perf_counter()
-        fast = aerogel.compile(model, x, tune=tune)
+        fast = aerogel.compile(model, x, tune=tune, store=mkdtemp())
         spent = time.perf_counter() - began
         error = network_error(model, fast, x)
         runs, absent = prepare(against, model, x, threads)

@@ -70,6 +70,14 @@ def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket.socket, "connect", refuse)
 
 
+@pytest.fixture(autouse=True)
+def _nothing_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Each test starts with an empty store: kernels may be kept between runs, timings may not."""
+    from aerogel.tune import store
+
+    monkeypatch.setattr(store, "cache_folder", lambda: tmp_path / "unknown")
+
+
 @pytest.fixture(scope="module")
 def small() -> Any:
     """(model, compiled by rule, example): a small pruned residual network."""

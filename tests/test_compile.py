@@ -73,6 +73,22 @@ class Tail(nn.Module):
         return out, pooled if self.average == "read twice" else self.last(pooled[:, None, :1] * torch.ones(40))
 
 
+class Folded(nn.Module):
+    """A mean reshaped into something that is no flatten."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 24, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.conv(x).mean((2, 3), keepdim=True).reshape(x.shape[0], 4, 6)  # type: ignore[no-any-return]
+
+
+def test_a_mean_reshaped_is_no_flatten() -> None:
+    model, x = sparse(Folded()), torch.randn(2, 3, 9, 9)
+    right(model, aerogel.compile(model, x, tune="off"), x)
+
+
 @pytest.mark.parametrize("average", ["view", "mean", "read twice", "rows"])
 @pytest.mark.parametrize("sparsity", [0.0, 0.9])
 def test_average_and_linear_run_in_the_segment(average: str, sparsity: float) -> None:

@@ -25,7 +25,7 @@ FLOORS = [
     ["candidate", "graph", "reference"],
     ["layout", "target"],
     ["problem"],
-    ["errors"],
+    ["errors", "disk"],
 ]
 TORCH_ROOMS = ("capture", "runtime", "pruning", "cli/doctor.py", "methods/dense.py")
 

@@ -1,7 +1,8 @@
 """compile(): the one path, read top to bottom.
 
-capture -> fuse -> time each layer's candidates beside dense -> assign layers to kernels with the copies between them counted
--> check the answer -> time the whole model against torch in both its layouts -> Plan -> Compiled
+capture -> fuse -> does the store know the model? then its choices again; else
+time each layer's candidates beside dense -> assign layers to kernels with the copies between them counted -> check the answer
+-> time the whole model against torch in both its layouts -> Plan -> Compiled
 """
 
 from __future__ import annotations
@@ -9,22 +10,24 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from aerogel.candidate import Config
 from aerogel.capture.export import capture
 from aerogel.capture.fuse import fuse
-from aerogel.errors import AerogelError, UnsupportedModel
+from aerogel.errors import AerogelError, PlanMismatch, UnsupportedModel
 from aerogel.methods import METHODS
 from aerogel.plan import Choice, Plan, Timing
 from aerogel.runtime import pool
 from aerogel.runtime.eager import Call, agree, as_call, in_both_layouts, record, runner, with_convolutions
 from aerogel.runtime.module import Compiled, Network, Timings
-from aerogel.target import host
+from aerogel.target import Target, host
 from aerogel.tune import search
 from aerogel.tune.assign import assigned
 from aerogel.tune.measure import interleaved
+from aerogel.tune.store import Known, Store, model_key, offered
 
 Advance = Callable[[str], None]
 ROUNDS = 15
@@ -37,59 +40,108 @@ def compile(
     kwargs: Mapping[str, Any] | None = None,
     *,
     dynamic_shapes: Any = None,
-    tune: str = "fast",
+    tune: str | float = "fast",
     methods: Iterable[str] | None = None,
     plan: Plan | None = None,
+    store: str | Path | None = None,
     strict_nan: bool = False,
     progress: bool | None = None,
 ) -> Compiled:
     """A module with the same answers, each layer on the fastest kernel measured here, dense kept wherever it is faster.
 
     `args` and `kwargs` are an example call, as for torch.export; a bare tensor will do. `tune` is "off" (rules, no timing),
-    "fast" or "full". `methods` restricts the choice. `plan` replays one exactly and times nothing. `strict_nan`
-    keeps every layer dense, so that a NaN meeting a pruned weight is a NaN.
+    "fast", "full" or a budget in seconds for timing the layers. `methods` restricts the choice. `plan` replays one exactly and
+    times nothing. `store` is a folder of tuning records, by default the user's own: what was measured once is not measured again.
+    `strict_nan` keeps every layer dense, so that a NaN meeting a pruned weight is a NaN.
     """
     call, names = as_call(args, kwargs), tuple(METHODS if methods is None else methods)
     unknown = [n for n in names if n not in METHODS]
-    if unknown or tune not in ("off", *search.EFFORTS):
-        raise AerogelError(f"methods are {', '.join(METHODS)}; tune is off, fast or full. Got {unknown or tune}.")
+    if unknown:
+        raise AerogelError(f"methods are {', '.join(METHODS)}; '{unknown[0]}' is none of them")
+    asked = _Asked(tune, search.effort(tune), ("dense",) if strict_nan else names, Store(store, _target()))
     if isinstance(model, Compiled):
         model = model.original
-    names = ("dense",) if strict_nan else names
     with _progress(progress) as advance:
         try:
-            ours = _whole(model, call, dynamic_shapes, tune, names, plan, advance)
+            network, notes = _read(model, call, dynamic_shapes, advance)
         except UnsupportedModel as why:
             if plan is not None:
                 raise
-            return _parts(model, call, str(why), tune, names, advance)
-        if tune == "off" or plan is not None:
+            return _parts(model, call, str(why), asked, advance)
+        if plan is not None:
+            return Compiled(model, network, _checked(plan, network), "graph", notes)
+        weights = [network.arrays[n.conv_inputs()[1]] for n in network.convs()]
+        sizes = [tuple(v.shape) for v in network.flat(*call) if hasattr(v, "shape")]
+        key = model_key(network.graph.to_json(), weights, sizes, (tune, asked.names))
+        known = None if asked.effort is None else asked.store.model(key, weights)
+        if known is not None:
+            return _replayed(model, network, known, call)
+        ours = Compiled(model, network, _tuned(network, call, asked, advance), "graph", notes)
+        if asked.effort is None:
             return ours
         advance("timing the whole model")
-        return _judged(model, ours, call)
+        judged = _judged(model, ours, call)
+        asked.store.put_model(key, judged.plan, judged.how, judged.notes)
+        return judged
 
 
-def _whole(
-    model: Any, call: Call, dynamic_shapes: Any, tune: str, names: tuple[str, ...], plan: Plan | None, advance: Advance
-) -> Compiled:
-    """Capture, time the layers, choose. Raises UnsupportedModel where the model does not export."""
+@dataclass(frozen=True)
+class _Asked:
+    """What the user asked of the tuner, and where its records are."""
+
+    tune: str | float
+    effort: search.Effort | None
+    names: tuple[str, ...]
+    store: Store
+
+
+def _target() -> Target:
+    return replace(host(), threads=pool.threads())
+
+
+def _read(model: Any, call: Call, dynamic_shapes: Any, advance: Advance) -> tuple[Network, tuple[str, ...]]:
+    """Capture and fuse. Raises UnsupportedModel where the model does not export."""
     advance("reading the model")
     captured = capture(model, call[0], call[1], dynamic_shapes)
     graph, constants, left = fuse(captured.graph, captured.constants, captured.shapes)
     network = Network(captured, graph, constants)
     notes = [f"{layer}: {reason}" for layer, reason in left.items()]
     notes += [f"input '{n}' is fixed at {s}: the model forbids other sizes" for n, s in _fixed(network)]
-    if plan is None:
-        target = replace(host(), threads=pool.threads())
-        shapes = network.shapes(network.flat(*call))
-        choices = _layers(network, shapes, target, names, search.EFFORTS.get(tune), advance)
-        if tune != "off":
-            advance("choosing layouts")
-            choices = assigned(network.graph, shapes, choices, target)
-            advance("timing the best two of each layer in the running network")
-            choices = _refined(network, shapes, choices, network.flat(*call), search.EFFORTS[tune].rounds)
-        plan = Plan(target, tuple(choices))
-    return Compiled(model, network, plan, "graph", tuple(notes))
+    return network, tuple(notes)
+
+
+def _tuned(network: Network, call: Call, asked: _Asked, advance: Advance) -> Plan:
+    """Time the layers and choose; by rule where nothing is to be timed."""
+    target, inputs = asked.store.target, network.flat(*call)
+    shapes = network.shapes(inputs)
+    choices = _layers(network, shapes, asked, advance)
+    if asked.effort is not None:
+        advance("choosing layouts")
+        choices = assigned(network.graph, shapes, choices, target)
+        advance("timing the best two of each layer in the running network")
+        choices = _refined(network, shapes, choices, inputs, asked.effort.rounds)
+    return Plan(target, tuple(choices))
+
+
+def _checked(plan: Plan, network: Network) -> Plan:
+    """The user's plan, if every configuration in it is one its method offers for that layer."""
+    convs = {n.name: n for n in network.convs()}
+    for choice in plan.choices:
+        node = convs.get(choice.node)
+        if node is None or node.conv is None or node.conv != choice.conv.layer():
+            raise PlanMismatch(f"the plan has a layer '{choice.layer}' ({choice.conv}) that this model has not. Compile again.")
+        if not offered(choice, network.arrays[node.conv_inputs()[1]], plan.target):
+            raise PlanMismatch(f"'{choice.config}' is no configuration for '{choice.layer}' on {plan.target}. Compile again.")
+    return plan
+
+
+def _replayed(model: Any, network: Network, known: Known, call: Call) -> Compiled:
+    """A model measured before: its choices again, its answer looked at, nothing timed."""
+    notes = (*known.notes, f"choices and timings are from the store, measured on {known.measured}")
+    if known.how != "graph":
+        return Compiled(model, None, known.plan, known.how, notes, in_both_layouts(model)[known.how])
+    ours = Compiled(model, network, known.plan, "graph", notes)
+    return ours if agree(model, ours, call) else _differs(model, ours)
 
 
 def _refined(network: Network, shapes: Any, choices: list[Choice], inputs: list[Any], rounds: int) -> list[Choice]:
@@ -107,17 +159,24 @@ def _refined(network: Network, shapes: Any, choices: list[Choice], inputs: list[
     return [search.refined(c, second[c.node], [t.get(c.node, []) for t in times]) for c in choices]
 
 
-def _layers(
-    network: Network, shapes: Any, target: Any, names: tuple[str, ...], effort: search.Effort | None, advance: Advance
-) -> list[Choice]:
+def _layers(network: Network, shapes: Any, asked: _Asked, advance: Advance) -> list[Choice]:
     """One Choice for each convolution; layers alike share their timings."""
     choices = []
-    for group in search.group_layers(network.graph, shapes, network.arrays):
+    groups = search.group_layers(network.graph, shapes, network.arrays)
+    effort, store = asked.effort, asked.store
+    if effort is not None and effort.seconds is not None:
+        effort = replace(effort, seconds=effort.seconds / len(groups))
+    for group in groups:
         (node, conv), weight = group[0], network.arrays[group[0][0].conv_inputs()[1]]
         advance(f"{node.layer or node.name} {conv}")
-        timed = (
-            search.rule(conv, weight, target, names) if effort is None else search.time_layer(conv, weight, target, names, effort)
-        )
+        if effort is None:
+            timed = search.rule(conv, weight, store.target, asked.names)
+        else:
+            kind = f"{asked.tune} {asked.names}"
+            found = store.layer(conv, weight, kind)
+            timed = found or search.time_layer(conv, weight, store.target, asked.names, effort, store.near(conv, weight, kind))
+            if found is None:
+                store.put_layer(weight, timed, kind)
         for other, own in group:
             sparsity = network.stats(other).sparsity
             choices.append(replace(timed, layer=other.layer or other.name, node=other.name, conv=own, sparsity=sparsity))
@@ -128,8 +187,7 @@ def _layers(
 def _judged(model: Any, ours: Compiled, call: Call) -> Compiled:
     """The whole model as compiled beside torch in both its layouts; if it is not faster, torch stays and the report says so."""
     if not agree(model, ours, call):
-        notes = (*ours.notes, "its answers differed from torch's on the example, so torch runs the model: please report this")
-        return Compiled(model, None, ours.plan, "contiguous", notes)
+        return _differs(model, ours)
     bodies = in_both_layouts(model)
     times = interleaved([*(runner(m, call, layout) for layout, m in bodies.items()), runner(ours, call, "contiguous")], ROUNDS)
     middle = [sorted(t)[len(t) // 2] for t in times]
@@ -144,7 +202,12 @@ def _judged(model: Any, ours: Compiled, call: Call) -> Compiled:
     return Compiled(model, None, replace(ours.plan, model=kept), layout, notes, bodies[layout])
 
 
-def _parts(model: Any, call: Call, why: str, tune: str, names: tuple[str, ...], advance: Advance) -> Compiled:
+def _differs(model: Any, ours: Compiled) -> Compiled:
+    notes = (*ours.notes, "its answers differed from torch's on the example, so torch runs the model: please report this")
+    return Compiled(model, None, ours.plan, "contiguous", notes)
+
+
+def _parts(model: Any, call: Call, why: str, asked: _Asked, advance: Advance) -> Compiled:
     """Where the whole does not export: the largest submodules that do, each compiled for what the example feeds it."""
     body, fed = copy.deepcopy(model), record(model, call)
     choices: list[Choice] = []
@@ -156,7 +219,8 @@ def _parts(model: Any, call: Call, why: str, tune: str, names: tuple[str, ...], 
             try:
                 if full not in fed:
                     raise UnsupportedModel("the example never calls it")
-                part = _whole(child, fed[full], None, tune, names, None, advance)
+                network, left = _read(child, fed[full], None, advance)
+                part = Compiled(child, network, _tuned(network, fed[full], asked, advance), "graph", left)
             except UnsupportedModel as reason:
                 notes.append(f"{full}: {reason}")
                 visit(child, f"{full}.")
@@ -168,9 +232,8 @@ def _parts(model: Any, call: Call, why: str, tune: str, names: tuple[str, ...], 
     visit(body, "")
     if not choices:
         notes.append("no part of the model could be compiled; torch runs it")
-    plan = Plan(replace(host(), threads=pool.threads()), tuple(choices))
-    ours = Compiled(model, None, plan, "parts", tuple(notes), body)
-    return ours if tune == "off" else _judged(model, ours, call)
+    ours = Compiled(model, None, Plan(asked.store.target, tuple(choices)), "parts", tuple(notes), body)
+    return ours if asked.effort is None else _judged(model, ours, call)
 
 
 def _fixed(network: Network) -> list[tuple[str, str]]:

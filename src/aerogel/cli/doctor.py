@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from aerogel import __version__
-from aerogel.codegen.llvm import cache_folder
+from aerogel.disk import cache_folder
 from aerogel.methods.dense import private_ops
 from aerogel.runtime import pool
 from aerogel.target import here_levels, host
@@ -100,7 +100,8 @@ def _folder() -> Finding:
         probe = probe.parent
     if os.access(probe, os.W_OK):
         count = len(list((folder / "objects").glob("*.o"))) if folder.exists() else 0
-        return Finding("cache folder", f"{folder}: {count} compiled kernels")
+        records = len(list((folder / "tuning").rglob("*.json"))) if folder.exists() else 0
+        return Finding("cache folder", f"{folder}: {count} compiled kernels, {records} tuning records")
     says = f"{folder} cannot be written, so kernels are compiled again in every process. Set AEROGEL_CACHE to a folder of yours."
     return Finding("cache folder", says, good=False)
 

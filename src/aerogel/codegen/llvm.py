@@ -21,6 +21,7 @@ from pathlib import Path
 import llvmlite
 import llvmlite.binding as llvm
 
+from aerogel.disk import cache_folder, private_folder, write_whole
 from aerogel.errors import PlanMismatch
 from aerogel.target import Target, here_levels, host
 
@@ -33,14 +34,6 @@ _DEFINE = re.compile(r"^(define [^\n]*\))", re.MULTILINE)
 _lock = threading.Lock()
 _loaded: dict[str, tuple[int, object]] = {}
 _jit: list[object] = []
-
-
-def cache_folder() -> Path:
-    """Where compiled objects are kept: $AEROGEL_CACHE, else the user's cache folder."""
-    chosen = os.environ.get("AEROGEL_CACHE")
-    if chosen:
-        return Path(chosen)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "aerogel"
 
 
 def object_code(text: str, isa: str, *, half: bool = False) -> bytes:
@@ -108,16 +101,10 @@ def _cached(key: str, emit: Callable[[], str], isa: str, half: bool) -> bytes:
         pass
     code = object_code(emit(), isa, half=half)
     try:
-        path.parent.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        path.parent.mkdir(mode=0o700, exist_ok=True)
+        private_folder(path.parent)
         if path.parent.stat().st_uid != os.getuid() or path.parent.stat().st_mode & 0o022:
             raise PermissionError(f"{path.parent} can be written by others")
-        scratch = path.with_suffix(f".{os.getpid()}.{threading.get_ident()}")
-        with open(scratch, "wb") as out:
-            out.write(hashlib.sha256(code).digest() + code)
-            out.flush()
-            os.fsync(out.fileno())
-        os.replace(scratch, path)
+        write_whole(path, hashlib.sha256(code).digest() + code)
     except OSError as why:
         log.warning("compiled code is not cached: %s", why)
     return code

@@ -6,15 +6,16 @@ layer are timed again in the running network, and the whole model has the last w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import cycle, islice
+from itertools import chain, cycle, islice
 from math import prod
 from typing import Any
 
 import numpy as np
 
 from aerogel.candidate import Config, Kernel, Stats
+from aerogel.errors import AerogelError
 from aerogel.graph import Graph, Node
 from aerogel.layout import NUMPY, Array, Layout
 from aerogel.methods import METHODS, method
@@ -23,21 +24,35 @@ from aerogel.problem import Conv
 from aerogel.runtime import pool
 from aerogel.runtime.program import NATIVE, problem
 from aerogel.target import Target
-from aerogel.tune.measure import interleaved
+from aerogel.tune.measure import ROUND_US, interleaved
 
+DENSE = 4
+"""Configurations of dense that are timed: all of them."""
 KEEP = 1.02
 """A candidate is kept where the lower quartile of its paired ratios to the baseline is above this."""
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is tried: configurations of a sparse method, and rounds of timing."""
+    """How much is tried: configurations of a sparse method, rounds of timing, and seconds where time is what counts."""
 
     configs: int
     rounds: int
+    seconds: float | None = None
 
 
 EFFORTS = {"fast": Effort(3, 9), "full": Effort(16, 25)}
+
+
+def effort(tune: object) -> Effort | None:
+    """What `tune` asks for: None for "off"; a number is a budget in seconds."""
+    if tune == "off":
+        return None
+    if isinstance(tune, str) and tune in EFFORTS:
+        return EFFORTS[tune]
+    if isinstance(tune, int | float) and not isinstance(tune, bool) and 0 < tune < float("inf"):
+        return Effort(200, 9, float(tune))
+    raise AerogelError(f"tune is 'off', 'fast', 'full' or seconds, not {tune!r}")
 
 
 def keep(timing: Timing) -> bool:
@@ -45,22 +60,33 @@ def keep(timing: Timing) -> bool:
     return timing.ratio_p25 > KEEP
 
 
-def time_layer(conv: Conv, weight: Array, target: Target, names: Iterable[str], effort: Effort) -> Choice:
-    """Every method's likely configurations of one layer, beside the dense ones, in the same rounds."""
+def time_layer(
+    conv: Conv, weight: Array, target: Target, names: Iterable[str], effort: Effort, known: Sequence[Config] = ()
+) -> Choice:
+    """Every method's likely configurations of one layer, beside the dense ones, in the same rounds.
+
+    `known` are configurations of a similar layer, the fastest first: they come before the cost model's own, and fewer are needed.
+    """
     stats, rng = Stats.of(weight), np.random.default_rng(0)
     x = rng.standard_normal(conv.x_shape).astype(np.float32)
     bias = rng.standard_normal(conv.k).astype(np.float32)
-    configs, calls, refused = [], [], []
+    configs, calls, refused = list[Config](), list[Callable[[], object]](), list[tuple[str, str]]()
     for name in METHODS:
         module = method(name)
         why = module.refuse(conv, target, stats) if name in (*names, "dense") else "not among the methods asked for"
         if why is not None:
             refused.append((name, why))
             continue
-        most = effort.configs if name in NATIVE else 4
-        for config in islice(module.configs(conv, target, stats), most):
+        earlier = [c for c in known if c.method == name]
+        most = effort.configs if name in NATIVE else DENSE
+        most = max(1, most // 2) if earlier else most
+        spent = 0.0
+        for config in islice(dict.fromkeys(chain(earlier, module.configs(conv, target, stats))), most):
+            if effort.seconds is not None and name in NATIVE and configs[-1:] and spent * effort.rounds > effort.seconds:
+                break
             configs.append(config)
             calls.append(candidate(conv, config, weight, x, bias, target))
+            spent += max(ROUND_US, interleaved(calls[-1:], 1)[0][0]) / 1e6 if effort.seconds is not None else 0.0
     times = interleaved(calls, effort.rounds)
     middle = [float(np.median(t)) for t in times]
     dense = min((i for i, c in enumerate(configs) if c.method == "dense"), key=lambda i: middle[i])

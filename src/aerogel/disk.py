@@ -1,0 +1,36 @@
+"""What is kept between processes: one folder, files that appear whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+
+def cache_folder() -> Path:
+    """Where compiled objects and tuning records are kept: $AEROGEL_CACHE, else the user's cache folder."""
+    chosen = os.environ.get("AEROGEL_CACHE")
+    if chosen:
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "aerogel"
+
+
+def private_folder(folder: Path) -> None:
+    """Make a folder and what is missing above it, for this user alone."""
+    for missing in reversed([f for f in (folder, *folder.parents) if not f.exists()]):
+        missing.mkdir(mode=0o700, exist_ok=True)
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Temporary file, fsync, rename: a reader sees the old file, the new one or none, also after a crash. Raises OSError."""
+    private_folder(path.parent)
+    scratch = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}")
+    try:
+        with open(scratch, "wb") as out:
+            out.write(content)
+            out.flush()
+            os.fsync(out.fileno())
+        os.replace(scratch, path)
+    except OSError:
+        scratch.unlink(missing_ok=True)
+        raise
