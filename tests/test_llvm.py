@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from aerogel.codegen import llvm, rows, segment
+from aerogel.codegen import llvm, rows, segment, sums
 from aerogel.errors import PlanMismatch
 from aerogel.problem import Dtypes
 from aerogel.target import Target, features, here_levels, host
@@ -102,7 +102,7 @@ def test_avx512_uses_whole_registers() -> None:
     code = rows.RowsCode("avx512", Dtypes(), 8, ("bias", "relu"))
     text = _assembly(llvm.object_code(rows.emit(code), "avx512"))
     fused = [line for line in text.splitlines() if "vfmadd" in line]
-    assert len(fused) >= 8 * (rows.UNROLL + 1)
+    assert len(fused) >= 8 * (sums.UNROLL + 1)
     assert all("zmm" in line and "(" in line for line in fused), "one FMA with a memory operand for each vector"
 
 

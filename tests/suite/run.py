@@ -9,7 +9,7 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
-from aerogel.candidate import Kernel, Stats
+from aerogel.candidate import Config, Kernel, Stats
 from aerogel.layout import NUMPY, Array, Layout
 from aerogel.methods import Method
 from aerogel.reference import F64, activate, bound, convolve, reference, to_float64
@@ -78,7 +78,8 @@ def faults(method: Method, target: Target, case: Case, expected: Expected, threa
     stats = Stats.of(case.weight)
     if method.refuse(case.conv, target, stats) is not None:
         return None
-    points = list(islice(method.configs(case.conv, target, stats), CONFIGS))
+    offered = list(islice(method.configs(case.conv, target, stats), CONFIGS))
+    points = [c for c in offered if _in_suite(c)] or offered[:1]
     config = points[int(case.pick * len(points))]
     packed = method.pack(case.weight, case.conv, config)
     stored = case.conv.dtypes.weight
@@ -99,6 +100,17 @@ def faults(method: Method, target: Target, case: Case, expected: Expected, threa
     if any(a.tobytes() != answers[0].tobytes() for a in answers):
         return f"{config}: threads {threads} give different bits"
     return None
+
+
+def _in_suite(config: Config) -> bool:
+    """Kernels that depend on the problem's shape are compiled for a few register blocks only: LLVM would take most of the time.
+
+    test_direct.py and test_stridepack.py go through every block on one problem.
+    """
+    options = dict(config.options)
+    if "rows" in options:
+        return (options["rows"], options["columns"]) in ((1, 1), (3, 2), (7, 1))
+    return not options.get("aligned") or options["vectors"] in (1, 5)
 
 
 def _native(kernels: list[Kernel], case: Case, reads: Layout, writes: Layout, back: bool, threads: int) -> tuple[str | None, Array]:

@@ -26,13 +26,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
 from llvmlite import ir
-from numpy.typing import NDArray
 
 from aerogel import candidate
-from aerogel.codegen.emit import F16, F32, I8, I16, I32, I64, PTR, STORED, VOID, Emit, Value, constant
-from aerogel.codegen.epilogue import activation
+from aerogel.codegen.emit import I32, I64, PTR, STORED, Emit, Value
+from aerogel.codegen.sums import Sums
 from aerogel.problem import ITEM_BYTES, Dtypes
 from aerogel.target import VECTOR_BYTES
 
@@ -52,7 +50,6 @@ SIZES = (
     "ahead",  # fetch the output lines of the filter this many rows ahead; 0: leave it to the cache
 )
 ARGUMENTS = POINTERS + SIZES
-UNROLL = 4
 ENTRY = "rows"
 
 
@@ -81,16 +78,6 @@ class RowsCode:
             + "".join(f"@{s}" for s in self.shifts)
         )
 
-    def live_dtype(self) -> np.dtype[Any]:
-        """Type of the live-lane table: one bit a lane, in the smallest integer that holds a vector's."""
-        return np.dtype({4: np.uint8, 8: np.uint8, 16: np.uint16, 32: np.uint32}[self.lanes])
-
-    def live_table(self, live: NDArray[np.bool_]) -> NDArray[Any]:
-        """Pack a boolean (vectors, lanes) table into `live_dtype` integers."""
-        weights = 1 << np.arange(self.lanes, dtype=np.uint64)
-        packed = (live * weights).sum(axis=1).astype(self.live_dtype())
-        return np.asarray(packed)
-
 
 def emit(code: RowsCode) -> str:
     """LLVM IR of `void rows(int64 *arguments, int64 thread, int64 threads)`."""
@@ -102,21 +89,12 @@ def emit(code: RowsCode) -> str:
     return str(module)
 
 
-class _Rows:
-    """The loops of one kernel; `a` holds the argument slots by name."""
+class _Rows(Sums):
+    """The loops of one kernel."""
 
     def __init__(self, code: RowsCode, e: Emit, a: dict[str, Value], module: Value) -> None:
-        self.code, self.e, self.b, self.a = code, e, e.b, a
-        d, self.lanes = code.dtypes, code.lanes
-        self.summed = d.accumulator
-        kind = ir.VectorType(F16 if self.summed == "f16" else F32, self.lanes)
-        suffix = f"v{self.lanes}f{16 if self.summed == 'f16' else 32}"
-        self.fma = ir.Function(module, ir.FunctionType(kind, [kind] * 3), f"llvm.fmuladd.{suffix}")
-        hint = ir.FunctionType(VOID, [PTR, I32, I32, I32])
-        self.prefetch = ir.Function(module, hint, "llvm.prefetch.p0")
-        self.nothing = ir.Constant(kind, [0.0] * self.lanes)
-        self.x_step = self.lanes * ITEM_BYTES[d.input]
-        self.y_step = self.lanes * ITEM_BYTES[d.output]
+        super().__init__(code, e, a, module)
+        self.code = code
 
     def units(self, thread: Value, threads: Value) -> None:
         """This thread's share: whole units, in order; which thread takes one does not change a bit of it."""
@@ -168,8 +146,7 @@ class _Rows:
                     return []
 
                 def keep() -> list[Value]:
-                    for i, v in enumerate(sums):
-                        e.store(v, e.at(so_far, I64(i * self.lanes * 4)), "f32")
+                    self.keep(sums, so_far)
                     return []
 
                 e.choose(closing, finish, keep)
@@ -187,75 +164,38 @@ class _Rows:
 
     def sums(self, x: Value, j: Value, k: Value, opening: Value, kept: Value) -> list[Value]:
         """The f32 sums of filter k so far, with the nonzeros of its row j added."""
-        b, e, a, code = self.b, self.e, self.a, self.code
-
-        def fresh() -> list[Value]:
-            if "bias" not in code.epilogue:
-                return [constant(self.lanes, 0.0)] * code.vectors
-            return [e.splat(e.scalar(a["bias"], k, "f32", "f32"), self.lanes)] * code.vectors
-
-        def resumed() -> list[Value]:
-            places = (e.at(kept, I64(i * self.lanes * 4)) for i in range(code.vectors))
-            return [e.vector(p, "f32", "f32", self.lanes) for p in places]
-
-        so_far = e.choose(opening, fresh, resumed)
+        so_far = self.start(k, opening, kept)
         if self.summed == "f32":
             return self.nonzeros(x, j, so_far)
-        added = self.nonzeros(x, j, [self.nothing] * code.vectors)
-        return [b.fadd(s, e.widen(v, self.summed, "f32", self.lanes)) for s, v in zip(so_far, added, strict=True)]
+        added = self.nonzeros(x, j, [self.nothing] * self.code.vectors)
+        return [self.b.fadd(s, self.e.widen(v, self.summed, "f32", self.lanes)) for s, v in zip(so_far, added, strict=True)]
 
     def nonzeros(self, x: Value, j: Value, acc: list[Value]) -> list[Value]:
         """All nonzeros of row j: one run, or one for each lane at which windows start."""
         b, e, shifts = self.b, self.e, self.code.shifts or (0,)
+        steps = [i * self.x_step for i in range(len(acc) + 1)]
         first = e.integer(self.a["start"], b.mul(j, I64(len(shifts))))
         for i, shift in enumerate(shifts):
             last = e.integer(self.a["start"], b.add(b.mul(j, I64(len(shifts))), I64(i + 1)))
             if shift == 0:
-                acc = self.run(x, first, last, acc)
+                acc = self.run(x, first, last, acc, steps[:-1])
             else:
-                z = self.run(x, first, last, [self.nothing] * (len(acc) + 1))
+                z = self.run(x, first, last, [self.nothing] * (len(acc) + 1), steps)
                 moved = ir.Constant(ir.VectorType(I32, self.lanes), list(range(shift, shift + self.lanes)))
                 acc = [b.fadd(s, b.shuffle_vector(z[k], z[k + 1], moved)) for k, s in enumerate(acc)]
             first = last
         return acc
 
-    def run(self, x: Value, first: Value, last: Value, acc: list[Value]) -> list[Value]:
-        """The inner loop: one broadcast and an FMA with a memory operand for each nonzero and vector."""
-        b, e, a, d = self.b, self.e, self.a, self.code.dtypes
-
-        def one(at: Value, sums: list[Value]) -> list[Value]:
-            weight = e.splat(e.scalar(a["value"], at, d.weight, self.summed), self.lanes)
-            window = e.at(x, e.integer(a["offset"], at))
-            loads = [e.vector(e.at(window, I64(i * self.x_step)), d.input, self.summed, self.lanes) for i in range(len(sums))]
-            return [b.call(self.fma, [weight, v, s]) for v, s in zip(loads, sums, strict=True)]
-
-        def several(at: Value, sums: list[Value]) -> list[Value]:
-            for i in range(UNROLL):
-                sums = one(b.add(at, I64(i)), sums)
-            return sums
-
-        rest, acc = e.loop(first, last, several, acc, UNROLL)
-        return e.loop(rest, last, one, acc)[1]
-
     def finish(self, sums: list[Value], plane: Value, first_vector: Value, whole: Value) -> None:
-        """Epilogue, rubbish lanes to zero, store. Only the last block of a plane has vectors to leave out."""
-        b, e, a, lanes = self.b, self.e, self.a, self.lanes
-        stored = self.code.dtypes.output
-        slope = e.splat(e.load(a["slope"], F32, 4), lanes) if "leaky" in self.code.epilogue else None
+        """Epilogue and store. Only the last block of a plane has vectors to leave out."""
+        b, e, a = self.b, self.e, self.a
         narrow = []
         for i, v in enumerate(sums):
-            place = b.add(plane, I64(i * self.y_step))
-            for step in self.code.epilogue:
-                if step == "add":
-                    v = b.fadd(v, e.vector(e.at(a["residual"], place), stored, "f32", lanes))
-                elif step != "bias":
-                    v = activation(e, step, v, lanes, slope)
-            v = e.narrow(v, stored, lanes)
-            live = self.live(b.add(first_vector, I64(i)))
-            narrow.append(b.select(live, v, ir.Constant(v.type, None)))
+            live = self.lanes_of(a["live"], b.add(first_vector, I64(i)))
+            narrow.append(self.finished(v, b.add(plane, I64(i * self.y_step)), live))
 
         def store(i: int) -> None:
-            e.store(narrow[i], e.at(a["y"], b.add(plane, I64(i * self.y_step))), stored)
+            e.store(narrow[i], e.at(a["y"], b.add(plane, I64(i * self.y_step))), self.code.dtypes.output)
 
         def everything() -> list[Value]:
             for i in range(len(narrow)):
@@ -269,16 +209,6 @@ class _Rows:
             return []
 
         e.choose(whole, everything, some)
-
-    def live(self, vector: Value) -> Value:
-        """The lanes of one vector that are pixels."""
-        b = self.b
-        bits = max(8, self.lanes)
-        kind = {8: I8, 16: I16, 32: I32}[bits]
-        word = self.e.load(b.gep(self.a["live"], [vector], source_etype=kind), kind, bits // 8)
-        if self.lanes < 8:
-            word = b.trunc(word, ir.IntType(self.lanes))
-        return b.bitcast(word, ir.VectorType(ir.IntType(1), self.lanes))
 
     def border(self, image: Value, group: Value) -> None:
         """Zero what no block writes: the border after each plane of the group, and once the front of the buffer."""

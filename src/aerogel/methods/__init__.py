@@ -7,8 +7,8 @@ A method is a plain module with
     configs(conv, target, stats)   points of its search space, likely winners first
     pack(weight, conv, config)     weight -> Packed; sees no image size
     unpack(packed, conv)           Packed -> weight: pack's own proof; raises InvalidFile on a damaged Packed
-    layouts(conv, config, target, border, pitch)   what it would read and write: the output with at least this border, rows at
-                                   least this far apart
+    layouts(conv, config, target, border, pitch, x_pitch)   what it would read and write: the output with at least this border,
+                                   rows of output and input at least this far apart
     build(packed, conv, config, target, reads, writes)   Kernels for one concrete Conv, run one after another
 """
 
@@ -21,7 +21,7 @@ from aerogel.layout import Array, Layout
 from aerogel.problem import Conv
 from aerogel.target import Target
 
-METHODS = ("dense", "direct")
+METHODS = ("dense", "direct", "stridepack")
 
 
 class Method(Protocol):
@@ -36,7 +36,7 @@ class Method(Protocol):
     def pack(self, weight: Array, conv: Conv, config: Config) -> Packed: ...
     def unpack(self, packed: Packed, conv: Conv) -> Array: ...
     def layouts(
-        self, conv: Conv, config: Config, target: Target, border: tuple[int, int, int, int], pitch: int = 0
+        self, conv: Conv, config: Config, target: Target, border: tuple[int, int, int, int], pitch: int = 0, x_pitch: int = 0
     ) -> tuple[Layout, Layout]: ...
     def build(self, packed: Packed, conv: Conv, config: Config, target: Target, reads: Layout, writes: Layout) -> list[Kernel]: ...
 

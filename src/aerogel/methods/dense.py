@@ -71,7 +71,9 @@ def unpack(packed: Packed, conv: Conv) -> Array:
     return weight
 
 
-def layouts(conv: Conv, config: Config, target: Target, border: tuple[int, int, int, int], pitch: int = 0) -> tuple[Layout, Layout]:
+def layouts(
+    conv: Conv, config: Config, target: Target, border: tuple[int, int, int, int], pitch: int = 0, x_pitch: int = 0
+) -> tuple[Layout, Layout]:
     """torch's own layouts, which have no border whatever is asked for."""
     kind = LAYOUTS[config["channels_last"]]
     return Layout(kind, conv.size[1], dtype=conv.dtypes.input), Layout(kind, conv.out[1], dtype=conv.dtypes.output)

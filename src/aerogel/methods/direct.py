@@ -23,6 +23,7 @@ import numpy as np
 
 from aerogel.candidate import POINTERS, Config, Kernel, Packed, Stats
 from aerogel.codegen import llvm, rows
+from aerogel.codegen.sums import lane_bits, unsupported
 from aerogel.errors import InvalidFile, PlanMismatch, ShapeError
 from aerogel.layout import NUMPY, Array, Layout
 from aerogel.problem import ITEM_BYTES, Conv
@@ -38,15 +39,8 @@ _REGISTER_BLOCK = {"avx512": 14, "avx2": 12, "generic": 12, "neon": 14}
 
 
 def refuse(conv: Conv, target: Target, stats: Stats) -> str | None:
-    d = conv.dtypes
-    if d.accumulator == "bf16":
-        return "sums in bf16 lose too much; use f32 as the accumulator"
-    if d.accumulator == "f16" and not {"avx512fp16", "fp16"} & set(target.extras):
-        return f"fp16 sums need fp16 arithmetic, which {target.isa} here has not; use f32 as the accumulator"
-    if d.accumulator == "f16" and (d.input, d.weight) != ("f16", "f16"):
-        return f"fp16 sums need fp16 input and weights, not {d.input} and {d.weight}"
-    if "f16" in (d.input, d.weight, d.output) and target.isa == "generic":
-        return "fp16 needs the F16C instructions, which plain x86-64 has not"
+    if (why := unsupported(conv.dtypes, target)) is not None:
+        return why
     if conv.n is not None and (bytes_ := _image_bytes(conv)) >= 2**31:
         return f"one image takes {bytes_ / 2**30:.1f} GiB; offsets in this format reach 2 GiB"
     return None
@@ -190,7 +184,9 @@ def check(packed: Packed, conv: Conv) -> None:
             raise InvalidFile(f"{NAME}: a filter is missing from its group or stands there twice")
 
 
-def layouts(conv: Conv, config: Config, target: Target, border: tuple[int, int, int, int], pitch: int = 0) -> tuple[Layout, Layout]:
+def layouts(
+    conv: Conv, config: Config, target: Target, border: tuple[int, int, int, int], pitch: int = 0, x_pitch: int = 0
+) -> tuple[Layout, Layout]:
     """Planes of one pitch on both sides; phases when there is a stride.
 
     Few runs need rows that start where a vector or half of one does.
@@ -198,7 +194,9 @@ def layouts(conv: Conv, config: Config, target: Target, border: tuple[int, int, 
     (_, w), (_, q), (_, left, _, right) = conv.size, conv.out, conv.pad
     d, lanes = conv.dtypes, _lanes(conv, target)
     pitch = max(pitch, q + max(border[1], border[3]))
-    pitch = max(pitch, w + max(left, right) if conv.stride == (1, 1) else -(-(w + left + right) // conv.stride[1]))
+    pitch = (
+        max(pitch, x_pitch, w + max(left, right)) if conv.stride == (1, 1) else max(pitch, -(-(w + left + right) // conv.stride[1]))
+    )
     if config["aligned"]:
         pitch = lanes // 2 if pitch <= lanes // 2 else -(-pitch // lanes) * lanes
     if conv.stride == (1, 1):
@@ -282,7 +280,7 @@ def build(packed: Packed, conv: Conv, config: Config, target: Target, reads: Lay
         "row": np.concatenate([a["row"], np.repeat(a["row"][-1:], config["ahead"])]),
         "offset": offset.astype(np.int32),
         "value": value,
-        "live": code.live_table(live.reshape(-1, code.lanes)),
+        "live": lane_bits(code.lanes, live.reshape(-1, code.lanes)),
         "slope": np.array([conv.slope], np.float32),
     }
     owned = {name: np.ascontiguousarray(array) for name, array in owned.items()}

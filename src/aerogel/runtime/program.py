@@ -19,7 +19,7 @@ from aerogel.runtime.arena import Need, place
 from aerogel.runtime.convert import convert
 from aerogel.target import Target
 
-NATIVE = ("direct",)
+NATIVE = ("direct", "stridepack")
 VECTOR = 16
 """Elements of the widest f32 vector."""
 
@@ -192,38 +192,33 @@ class _Walk:
     def _plane_layouts(self) -> dict[tuple[int, int], Layout]:
         """One planar layout for each image size, so that residuals and chains of layers fit without a copy.
 
-        The border is the widest any reader needs. A stride-1 layer ties the pitch of its input's size to its output's.
+        The border is the widest any reader needs. A method may want rows of its input and output equally far apart, which ties
+        one size to another: pitches grow until every layer is content.
         """
         border: dict[tuple[int, int], list[int]] = {}
-        tied: dict[tuple[int, int], set[tuple[int, int]]] = {}
-        for conv in self.problems.values():
-            for size in (conv.size, conv.out):
-                border.setdefault(size, [0, 0, 0, 0])
-                tied.setdefault(size, {size})
-            if conv.stride == (1, 1):
-                border[conv.size] = [max(a, b) for a, b in zip(border[conv.size], conv.pad, strict=True)]
-                joined = tied[conv.size] | tied[conv.out]
-                for size in joined:
-                    tied[size] = joined
+        for name, conv in self.problems.items():
+            reads, _ = self._layouts(name, (0, 0, 0, 0), 0, 0)
+            for size, needs in ((conv.size, conv.pad if reads.kind == "planar" else (0, 0, 0, 0)), (conv.out, (0, 0, 0, 0))):
+                border[size] = [max(a, b) for a, b in zip(border.get(size, [0, 0, 0, 0]), needs, strict=True)]
         for name in self.stays:
-            size = image_shape(self.shapes[name])[2:]
-            border.setdefault(size, [0, 0, 0, 0])
-            tied.setdefault(size, {size})
+            border.setdefault(image_shape(self.shapes[name])[2:], [0, 0, 0, 0])
         slack: dict[tuple[int, int], int] = dict.fromkeys(border, VECTOR)  # a pool reads whole vectors of the last row
         pitch: dict[tuple[int, int], int] = {size: size[1] + max(b[1], b[3]) for size, b in border.items()}
-        for _ in range(2):  # once to find the widest pitch, once to find the slack under it
+        before: dict[tuple[int, int], int] = {}
+        while before != pitch:
+            before = dict(pitch)
             for name, conv in self.problems.items():
                 b = border[conv.out]
-                wide = max(pitch[size] for size in tied[conv.out])
-                config = self.choices[name]
-                reads, writes = method(config.method).layouts(conv, config, self.target, (b[0], b[1], b[2], b[3]), wide)
-                for size in tied[conv.out]:
-                    pitch[size] = writes.pitch
-                slack[conv.out] = max(slack[conv.out], writes.slack)
-                if reads.kind == "planar":
-                    slack[conv.size] = max(slack[conv.size], reads.slack)
+                reads, writes = self._layouts(name, (b[0], b[1], b[2], b[3]), pitch[conv.out], pitch[conv.size])
+                for size, layout in ((conv.size, reads), (conv.out, writes)):
+                    if layout.kind == "planar":
+                        pitch[size], slack[size] = max(pitch[size], layout.pitch), max(slack[size], layout.slack)
         dtype = self._dtype()
         return {s: Layout("planar", pitch[s], (b[0], b[1], b[2], b[3]), slack[s], dtype) for s, b in border.items()}
+
+    def _layouts(self, name: str, border: tuple[int, int, int, int], pitch: int, x_pitch: int) -> tuple[Layout, Layout]:
+        config = self.choices[name]
+        return method(config.method).layouts(self.problems[name], config, self.target, border, pitch, x_pitch)
 
     def _segment(self) -> Part:
         if not self.parts or self.parts[-1].node is not None:
@@ -235,7 +230,7 @@ class _Walk:
         x, weight, bias, residual = node.conv_inputs()
         writes = self.planes[conv.out]
         module = method(config.method)
-        wanted, _ = module.layouts(conv, config, self.target, writes.border, writes.pitch)
+        wanted, _ = self._layouts(node.name, writes.border, writes.pitch, 0)
         reads = self.planes[conv.size] if wanted.kind == "planar" else wanted
         source = self._in_arena(x, reads)
         beside = None if residual is None else self._in_arena(residual, writes)

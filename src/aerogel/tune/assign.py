@@ -27,29 +27,30 @@ from aerogel.tune.search import with_config
 
 def assigned(graph: Graph, shapes: Mapping[str, tuple[int, ...]], choices: list[Choice], target: Target) -> list[Choice]:
     """Move layers between our kernels and dense until the convolutions and the copies together cost least."""
-    native, dense = {}, {}
+    native, dense, ours = dict[str, float](), dict[str, float](), dict[str, str]()
     phases: dict[str, float] = {}
     for c in choices:
-        times = {config.method: t.p50_us for config, t in reversed(c.tried)}
-        dense[c.node] = times["dense"]
-        ours = next((config for config, _ in c.tried if config.method in NATIVE), None)
-        if ours is not None:
-            key = f"{c.conv} {ours}"
-            if key not in phases:
-                phases[key] = phase_cost(c.conv, ours, target, 5)
-            native[c.node] = times[ours.method] + phases[key]
+        best = {config.method: (t.p50_us, config) for config, t in reversed(c.tried)}
+        dense[c.node] = best["dense"][0]
+        for name in NATIVE:
+            if name in best:
+                spent, config = best[name]
+                key = f"{c.conv} {config}"
+                if key not in phases:
+                    phases[key] = phase_cost(c.conv, config, target, 5)
+                if spent + phases[key] < native.get(c.node, np.inf):
+                    native[c.node], ours[c.node] = spent + phases[key], name
     costs = Costs(native, dense, copy_costs(graph, shapes, native, target, 5))
     chosen = assign(graph, costs)
     out = []
     for c in choices:
-        own = next((config.method for config, _ in c.tried if config.method in NATIVE), "dense")
-        wanted = own if c.node in chosen else "dense"
+        wanted = ours[c.node] if c.node in chosen else "dense"
         moved = c if c.config.method == wanted else with_config(c, wanted)
         reason = ""
         if c.config.method != wanted:
             reason = (
                 f"{c.config.method} is faster alone, but the copies around it cost more"
-                if wanted == "dense"
+                if wanted == "dense" or c.config.method != "dense"
                 else "saves copies around it"
             )
         out.append(replace(moved, reason=reason))

@@ -1,0 +1,69 @@
+"""What this core can do at most, measured with small loops of our own: FMAs a second, bytes a second from each cache and memory."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Callable
+
+import numpy as np
+from llvmlite import ir
+
+from aerogel.codegen import llvm
+from aerogel.codegen.emit import F32, I64, PTR, Emit, Value
+from aerogel.target import VECTOR_BYTES, Target
+
+CHAINS = 16
+
+
+def _emit(isa: str, loads: bool) -> str:
+    """`void probe(float *x, int64 bytes, int64 rounds)`: each round reads all of x once, or multiplies as often without reading."""
+    module, lanes = ir.Module(name="probe"), VECTOR_BYTES[isa] // 4
+    kind = ir.VectorType(F32, lanes)
+    fma = ir.Function(module, ir.FunctionType(kind, [kind] * 3), f"llvm.fmuladd.v{lanes}f32")
+    e = Emit.start(module, "probe", [PTR, I64, I64])
+    x, size, rounds = e.function.args
+    b = e.b
+    one = e.load(x, kind, 4)
+
+    def sweep(_: Value, sums: list[Value]) -> list[Value]:
+        def step(at: Value, acc: list[Value]) -> list[Value]:
+            places = [e.at(x, b.add(at, I64(i * lanes * 4))) for i in range(CHAINS)]
+            values = [e.load(p, kind, 4) for p in places] if loads else [one] * CHAINS
+            return [b.call(fma, [v, one, a]) for v, a in zip(values, acc, strict=True)]
+
+        return e.loop(I64(0), size, step, sums, CHAINS * lanes * 4)[1]
+
+    _, sums = e.loop(I64(0), rounds, sweep, [ir.Constant(kind, [0.0] * lanes)] * CHAINS)
+    for i, value in enumerate(sums):
+        e.store(value, e.at(x, I64(i * lanes * 4)), "f32")
+    b.ret_void()
+    return str(module)
+
+
+def _probe(isa: str, loads: bool) -> Callable[[int, int, int], None]:
+    address = llvm.function(f"probe-{isa}-{CHAINS}-{loads}", "probe", lambda: _emit(isa, loads), isa)
+    return ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)(address)
+
+
+def limits(target: Target) -> dict[str, float]:
+    """`fma` in floating-point operations a second; `l1`, `l2`, `l3` in bytes a second. The best of many tries: a limit."""
+    sizes = {"l1": target.l1_bytes // 2, "l2": target.l2_bytes // 2, "l3": 8 * target.l2_bytes}
+    step = CHAINS * target.vector_bytes
+    found = {"fma": _best(_probe(target.isa, False), 1 << 20, 8) / target.vector_bytes * (target.vector_bytes // 4) * 2}
+    for name, size in sizes.items():
+        found[name] = _best(_probe(target.isa, True), size // step * step, max(1, (1 << 24) // size))
+    return found
+
+
+def _best(probe: Callable[[int, int, int], None], size: int, rounds: int) -> float:
+    """Bytes a second that the loop walks over."""
+    raw, best = np.ones(size // 4 + 32, np.float32), 0.0
+    x = raw[-raw.ctypes.data % 64 // 4 :]  # a load across two lines would count twice
+    for _ in range(60):
+        x[:] = 1e-9
+        probe(x.ctypes.data, size, 1)
+        began = time.perf_counter_ns()
+        probe(x.ctypes.data, size, rounds)
+        best = max(best, size * rounds / (time.perf_counter_ns() - began) * 1e9)
+    return best

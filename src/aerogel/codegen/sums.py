@@ -1,0 +1,139 @@
+"""Sums in registers: what every kernel of ours does with a sparse filter, wherever its windows lie.
+
+A row is the nonzeros of one filter in one block of channels. Its sums start at the bias or where the block before left them, take
+one broadcast and one FMA with a memory operand for each nonzero and vector, and end in scratch or, after the epilogue, in y.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from llvmlite import ir
+from numpy.typing import NDArray
+
+from aerogel.codegen.emit import F16, F32, I8, I16, I32, I64, PTR, VOID, Emit, Value, constant
+from aerogel.codegen.epilogue import activation
+from aerogel.problem import ITEM_BYTES, Dtypes
+from aerogel.target import Target
+
+UNROLL = 4
+
+
+def unsupported(d: Dtypes, target: Target) -> str | None:
+    """None, or why this target cannot sum these element types."""
+    if d.accumulator == "bf16":
+        return "sums in bf16 lose too much; use f32 as the accumulator"
+    if d.accumulator == "f16" and not {"avx512fp16", "fp16"} & set(target.extras):
+        return f"fp16 sums need fp16 arithmetic, which {target.isa} here has not; use f32 as the accumulator"
+    if d.accumulator == "f16" and (d.input, d.weight) != ("f16", "f16"):
+        return f"fp16 sums need fp16 input and weights, not {d.input} and {d.weight}"
+    if "f16" in (d.input, d.weight, d.output) and target.isa == "generic":
+        return "fp16 needs the F16C instructions, which plain x86-64 has not"
+    return None
+
+
+def lane_bits(lanes: int, chosen: NDArray[np.bool_]) -> NDArray[Any]:
+    """A boolean (vectors, lanes) table with one bit a lane, in the smallest integer that holds a vector's."""
+    kind = np.dtype({4: np.uint8, 8: np.uint8, 16: np.uint16, 32: np.uint32}[lanes])
+    return np.asarray((chosen * (1 << np.arange(lanes, dtype=np.uint64))).sum(axis=1).astype(kind))
+
+
+class Code(Protocol):
+    """What the sums need to know of a kernel's code."""
+
+    @property
+    def dtypes(self) -> Dtypes: ...
+    @property
+    def epilogue(self) -> tuple[str, ...]: ...
+    @property
+    def vectors(self) -> int: ...
+    @property
+    def lanes(self) -> int: ...
+
+
+class Sums:
+    """`a` holds the argument slots by name; among them bias, residual, value, offset, live and slope."""
+
+    short = False
+    """Whether offsets are two bytes and count vectors, not four that count bytes."""
+
+    def __init__(self, code: Code, e: Emit, a: dict[str, Value], module: Value) -> None:
+        self.e, self.b, self.a, self._code = e, e.b, a, code
+        d, self.lanes = code.dtypes, code.lanes
+        self.summed = d.accumulator
+        kind = ir.VectorType(F16 if self.summed == "f16" else F32, self.lanes)
+        suffix = f"v{self.lanes}f{16 if self.summed == 'f16' else 32}"
+        self.fma = ir.Function(module, ir.FunctionType(kind, [kind] * 3), f"llvm.fmuladd.{suffix}")
+        hint = ir.FunctionType(VOID, [PTR, I32, I32, I32])
+        self.prefetch = ir.Function(module, hint, "llvm.prefetch.p0")
+        self.nothing = ir.Constant(kind, [0.0] * self.lanes)
+        self.x_step = self.lanes * ITEM_BYTES[d.input]
+        self.y_step = self.lanes * ITEM_BYTES[d.output]
+
+    def start(self, k: Value, opening: Value, kept: Value) -> list[Value]:
+        """The f32 sums of filter k so far: its bias, or what the block of channels before left at `kept`."""
+        e, code = self.e, self._code
+
+        def fresh() -> list[Value]:
+            if "bias" not in code.epilogue:
+                return [constant(self.lanes, 0.0)] * code.vectors
+            return [e.splat(e.scalar(self.a["bias"], k, "f32", "f32"), self.lanes)] * code.vectors
+
+        def resumed() -> list[Value]:
+            places = (e.at(kept, I64(i * self.lanes * 4)) for i in range(code.vectors))
+            return [e.vector(p, "f32", "f32", self.lanes) for p in places]
+
+        return e.choose(opening, fresh, resumed)
+
+    def keep(self, sums: Sequence[Value], kept: Value) -> None:
+        """Leave the sums for the next block of channels."""
+        for i, v in enumerate(sums):
+            self.e.store(v, self.e.at(kept, I64(i * self.lanes * 4)), "f32")
+
+    def run(self, x: Value, first: Value, last: Value, acc: list[Value], steps: Sequence[int]) -> list[Value]:
+        """The inner loop. `steps` are bytes from a nonzero's window to the vector that goes into each sum."""
+        b, e, a, d = self.b, self.e, self.a, self._code.dtypes
+
+        def one(at: Value, sums: list[Value]) -> list[Value]:
+            weight = e.splat(e.scalar(a["value"], at, d.weight, self.summed), self.lanes)
+            window = e.at(x, self._offset(at))
+            loads = [e.vector(e.at(window, I64(step)), d.input, self.summed, self.lanes) for step in steps]
+            return [b.call(self.fma, [weight, v, s]) for v, s in zip(loads, sums, strict=True)]
+
+        def several(at: Value, sums: list[Value]) -> list[Value]:
+            for i in range(UNROLL):
+                sums = one(b.add(at, I64(i)), sums)
+            return sums
+
+        rest, acc = e.loop(first, last, several, acc, UNROLL)
+        return e.loop(rest, last, one, acc)[1]
+
+    def _offset(self, at: Value) -> Value:
+        if not self.short:
+            return self.e.integer(self.a["offset"], at)
+        raw = self.e.load(self.b.gep(self.a["offset"], [at], source_etype=I16), I16, 2)
+        return self.b.mul(self.b.zext(raw, I64), I64(self.x_step))
+
+    def finished(self, v: Value, place: Value, live: Value) -> Value:
+        """A sum as it is stored: epilogue, element type, rubbish lanes to zero. `place` is in bytes from the residual's start."""
+        b, e, a, lanes, stored = self.b, self.e, self.a, self.lanes, self._code.dtypes.output
+        for step in self._code.epilogue:
+            if step == "add":
+                v = b.fadd(v, e.vector(e.at(a["residual"], place), stored, "f32", lanes))
+            elif step != "bias":
+                slope = e.splat(e.load(a["slope"], F32, 4), lanes) if step == "leaky" else None
+                v = activation(e, step, v, lanes, slope)
+        v = e.narrow(v, stored, lanes)
+        return b.select(live, v, ir.Constant(v.type, None))
+
+    def lanes_of(self, table: Value, vector: Value) -> Value:
+        """The lanes of one vector that a table of bits names."""
+        b = self.b
+        bits = max(8, self.lanes)
+        kind = {8: I8, 16: I16, 32: I32}[bits]
+        word = self.e.load(b.gep(table, [vector], source_etype=kind), kind, bits // 8)
+        if self.lanes < 8:
+            word = b.trunc(word, ir.IntType(self.lanes))
+        return b.bitcast(word, ir.VectorType(ir.IntType(1), self.lanes))
