@@ -43,26 +43,27 @@ class Fault:
     caught_by: str = SUITE
 
 
-ROWS, EPILOGUE, EMIT = "codegen/rows.py", "codegen/epilogue.py", "codegen/emit.py"
+ROWS, TILES, SUMS = "codegen/rows.py", "codegen/tiles.py", "codegen/sums.py"
+EPILOGUE, EMIT, STRIDEPACK = "codegen/epilogue.py", "codegen/emit.py", "methods/stridepack.py"
 DIRECT, LAYOUT, REFERENCE = "methods/direct.py", "layout.py", "reference.py"
 
 FAULTS = (
-    Fault(ROWS, "rest, acc = e.loop(first, last, several, acc, UNROLL)", "rest, acc = first, acc", "the unrolled part is left out, but its remainder runs it all", "tests/test_llvm.py"),
-    Fault(ROWS, "return e.loop(rest, last, one, acc)[1]", "return acc", "the last few nonzeros of a row are dropped"),
-    Fault(ROWS, "sums = one(b.add(at, I64(i)), sums)", "sums = one(b.add(at, I64(0)), sums)", "the unrolled loop reads one nonzero four times"),
-    Fault(ROWS, "e.vector(e.at(window, I64(i * self.x_step))", "e.vector(e.at(window, I64(0 * self.x_step))", "every vector reads the first one's pixels"),
-    Fault(ROWS, "so_far = e.choose(opening, fresh, resumed)", "so_far = fresh()", "partial sums of earlier channels are lost"),
+    Fault(SUMS, "rest, acc = e.loop(first, last, several, acc, UNROLL)", "rest, acc = first, acc", "the unrolled part is left out, but its remainder runs it all", "tests/test_llvm.py"),
+    Fault(SUMS, "return e.loop(rest, last, one, acc)[1]", "return acc", "the last few nonzeros of a row are dropped"),
+    Fault(SUMS, "sums = one(b.add(at, I64(i)), sums)", "sums = one(b.add(at, I64(0)), sums)", "the unrolled loop reads one nonzero four times"),
+    Fault(SUMS, "e.vector(e.at(window, I64(step))", "e.vector(e.at(window, I64(0 * step))", "every vector reads the first one's pixels"),
+    Fault(SUMS, "return e.choose(opening, fresh, resumed)", "return fresh()", "partial sums of earlier channels are lost"),
     Fault(ROWS, "e.choose(closing, finish, keep)", "finish()", "the epilogue is applied after every block of channels"),
     Fault(ROWS, "so_far = e.at(scratch, b.mul(b.sub(k, low)", "so_far = e.at(scratch, b.mul(b.sub(k, k)", "filters share one slot of partial sums"),
     Fault(ROWS, 'scratch = self.e.at(a["scratch"], b.mul(thread, a["scratch_thread"]))', 'scratch = a["scratch"]', "threads share one scratch"),
-    Fault(ROWS, "narrow.append(b.select(live, v, ir.Constant(v.type, None)))", "narrow.append(v)", "rubbish lanes stay in the border"),
+    Fault(SUMS, "return b.select(live, v, ir.Constant(v.type, None))", "return v", "rubbish lanes stay in the border"),
     Fault(ROWS, "e.choose(whole, everything, some)", "everything()", "the last block stores past its plane"),
     Fault(ROWS, "self.e.when(final, lambda: self.border(image, group))", "pass", "the border is never written"),
     Fault(ROWS, "e.when(opening, lambda: self._front(zero))", "pass", "the front of the buffer is never written"),
     Fault(ROWS, "last = b.sdiv(b.mul(units, b.add(thread, I64(1))), threads)", "last = b.sdiv(b.mul(units, thread), threads)", "a thread's share is empty"),
     Fault(ROWS, 'image = b.sdiv(u, per_image)', 'image = I64(0)', "every image is the first"),
-    Fault(ROWS, 'if step == "add":', 'if step == "sum":', "the residual is taken for an activation"),
-    Fault(ROWS, 'e.splat(e.scalar(a["bias"], k, "f32", "f32")', 'e.splat(e.scalar(a["bias"], j, "f32", "f32")', "bias of the row's place, not of its filter"),
+    Fault(SUMS, 'if step == "add":', 'if step == "sum":', "the residual is taken for an activation"),
+    Fault(ROWS, "so_far = self.start(k, opening, kept)", "so_far = self.start(j, opening, kept)", "bias of the row's place, not of its filter"),
     Fault(EPILOGUE, 'return e.b.select(e.b.fcmp_ordered("<", v, low), low, v)  #', 'return e.b.select(e.b.fcmp_ordered(">", v, low), v, low)  #', "ReLU swallows NaN"),
     Fault(EPILOGUE, "constant(lanes, 3.0)), zero)", "constant(lanes, 2.0)), zero)", "Hardswish is shifted"),
     Fault(EPILOGUE, "_at_least(e, v, zero), constant(lanes, 6.0))", "_at_least(e, v, zero), constant(lanes, 7.0))", "ReLU6 is ReLU7"),
@@ -89,6 +90,18 @@ FAULTS = (
     Fault(DIRECT, "np.cumsum(counts)]).astype(np.int32), value[order]", "np.cumsum(counts)]).astype(np.int32), value", "values are not sorted into their runs"),
     Fault(ROWS, "list(range(shift, shift + self.lanes))", "list(range(shift - 1, shift - 1 + self.lanes))", "a run's sums are moved one lane short"),
     Fault(ROWS, "[self.nothing] * (len(acc) + 1)", "[self.nothing] * len(acc) + [acc[-1]]", "a run starts from the sums of another"),
+    Fault(TILES, "x = b.add(x, b.mul(across,", "x = b.add(x, b.mul(I64(0),", "every block of columns reads the first one's"),
+    Fault(TILES, 'x = b.add(x, b.mul(e.integer(a["x_group"], group), a["x_plane"]))', "x = x", "groups all read the first group's channels"),
+    Fault(TILES, 'channels = b.select(b.icmp_signed("<", rest, a["stage_channels"]), rest, a["stage_channels"])', 'channels = a["stage_channels"]', "the last stage reads channels that are not there"),
+    Fault(TILES, "row_step = code.row_step * code.taps * code.columns", "row_step = code.taps * code.columns", "rows of pixels forget their stride"),
+    Fault(TILES, "list(range(0, 2 * self.lanes, 2))", "list(range(1, 2 * self.lanes, 2))", "a stride of two keeps the odd columns"),
+    Fault(TILES, 'e.when(b.icmp_signed("<", I64(j), left), partial(line, j))', "line(j)", "rows past the last one are written"),
+    Fault(TILES, 'self.lanes_of(a["stored"], vector)])', 'self.lanes_of(a["live"], vector)])', "the gap between rows stays dirty"),
+    Fault(TILES, 'zeros(base, b.mul(a["pixel_rows"], a["pitch"]), a["plane_elements"])', "pass", "the border under a plane stays dirty"),
+    Fault(STRIDEPACK, "position = j | i << 3 | (channel % stage) << 6", "position = i | j << 3 | (channel % stage) << 6", "positions are transposed"),
+    Fault(STRIDEPACK, "(channel % stage * _tile_rows(conv, rows) + i * conv.dilation[0])", "(channel % stage * _tile_rows(conv, rows) + i)", "rows of the tile forget their dilation"),
+    Fault(STRIDEPACK, "return max(0, reach - reads.plane(*conv.size)), max(0, over)", "return max(0, reach - reads.plane(*conv.size) - 16), max(0, over)", "a tile's slack is a vector short"),
+    Fault(STRIDEPACK, "work[least] += lengths[k] + 4", "work[least] += 1", "filters are dealt by number, not by work", "tests/test_stridepack.py"),
     Fault(LAYOUT, "zeros = max(top * self.pitch + left, bottom * self.pitch + right, self.pitch - w)", "zeros = max(top * self.pitch, bottom * self.pitch, self.pitch - w)", "planes overlap their side borders"),
     Fault(LAYOUT, "return _up(self.border[0] * self.pitch + self.border[1], self.line)", "return self.border[0] * self.pitch // self.line * self.line", "the front is too short"),
     Fault(LAYOUT, "part = padded[:, :, i::u, j::v]", "part = padded[:, :, j::u, i::v]", "phases are transposed"),

@@ -13,13 +13,14 @@ import numpy as np
 import pytest
 
 from aerogel.candidate import POINTERS, Kernel, Stats
-from aerogel.codegen import llvm, rows
+from aerogel.codegen import llvm, rows, tiles
 from aerogel.layout import NUMPY, Array
-from aerogel.methods import direct
+from aerogel.methods import method
 from aerogel.problem import Dtypes
 from aerogel.target import Target
 from tests.suite.cases import _EXACT, _HALF, _REAL, Case, case
 from tests.suite.run import Expected
+from tests.suite.sweep import native
 
 NEON = Target("neon", ("fp16",), threads=2)
 TOOLS = ("qemu-aarch64", "aarch64-linux-gnu-gcc")
@@ -29,17 +30,21 @@ TOOLS = ("qemu-aarch64", "aarch64-linux-gnu-gcc")
 def test_every_kernel_has_a_neon_form(dtypes: Dtypes) -> None:
     for vectors, epilogue in product((1, 7, 14), dict.fromkeys((*_EXACT, *_REAL))):
         steps = tuple("leaky" if e.startswith("leaky") else e for e in epilogue)
-        code = rows.RowsCode("neon", dtypes, vectors, steps)
-        made = llvm.object_code(rows.emit(code), "neon", half=dtypes.accumulator == "f16")
-        assert made[:4] == b"\x7fELF"
-        assert int.from_bytes(made[18:20], "little") == 183, "the machine in the ELF header is AArch64"
+        texts = [rows.emit(rows.RowsCode("neon", dtypes, vectors, steps))]
+        if vectors == 7:
+            texts.append(rows.emit(rows.RowsCode("neon", dtypes, vectors, steps, (0, 1, 3))))
+            texts.append(tiles.emit(tiles.TilesCode("neon", dtypes, vectors, 1, 3, 2, 1, 2, steps)))
+        for text in texts:
+            made = llvm.object_code(text, "neon", half=dtypes.accumulator == "f16")
+            assert made[:4] == b"\x7fELF"
+            assert int.from_bytes(made[18:20], "little") == 183, "the machine in the ELF header is AArch64"
 
 
 @pytest.mark.skipif(not all(map(shutil.which, TOOLS)), reason=f"needs Debian's qemu-user and gcc-aarch64-linux-gnu: {TOOLS}")
-@pytest.mark.parametrize(("kind", "seed"), list(product(("exact", "real", "half"), range(12))))
-def test_a_sample_runs_right_under_qemu(kind: str, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("name", "kind", "seed"), list(product(native(), ("exact", "real", "half"), range(12))))
+def test_a_sample_runs_right_under_qemu(name: str, kind: str, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one = case(kind, seed)
-    if direct.refuse(one.conv, NEON, Stats.of(one.weight)):
+    if method(name).refuse(one.conv, NEON, Stats.of(one.weight)):
         pytest.skip("refused")
     emitted: list[Callable[[], str]] = []
 
@@ -48,11 +53,20 @@ def test_a_sample_runs_right_under_qemu(kind: str, seed: int, tmp_path: Path, mo
         return 1
 
     monkeypatch.setattr(llvm, "function", capture)
-    kernel = _kernel(one)
+    kernel, entry = _kernel(name, one), {"direct": rows.ENTRY, "stridepack": tiles.ENTRY}[name]
     code = llvm.object_code(emitted[0](), "neon", half=one.conv.dtypes.accumulator == "f16")
     (tmp_path / "rows.o").write_bytes(code)
     harness = Path(__file__).parent / "neon_harness.c"
-    subprocess.run(["aarch64-linux-gnu-gcc", "-static", "-o", tmp_path / "run", harness, tmp_path / "rows.o"], check=True)
+    command: list[str | Path] = [
+        "aarch64-linux-gnu-gcc",
+        "-static",
+        f"-Drows={entry}",
+        "-o",
+        tmp_path / "run",
+        harness,
+        tmp_path / "rows.o",
+    ]
+    subprocess.run(command, check=True)
     (tmp_path / "in").write_bytes(_slots(kernel, one))
     subprocess.run(["qemu-aarch64", "-cpu", "max", tmp_path / "run", tmp_path / "in", tmp_path / "out"], check=True)
     y = np.fromfile(tmp_path / "out", NUMPY[one.conv.dtypes.output])
@@ -60,11 +74,12 @@ def test_a_sample_runs_right_under_qemu(kind: str, seed: int, tmp_path: Path, mo
     assert kernel.writes.dirty_border(y, one.conv.y_shape) == 0
 
 
-def _kernel(one: Case) -> Kernel:
-    points = list(direct.configs(one.conv, NEON, Stats.of(one.weight)))
+def _kernel(name: str, one: Case) -> Kernel:
+    module = method(name)
+    points = list(module.configs(one.conv, NEON, Stats.of(one.weight)))
     config = points[int(one.pick * len(points))]
-    reads, writes = direct.layouts(one.conv, config, NEON, one.border)
-    (kernel,) = direct.build(direct.pack(one.weight, one.conv, config), one.conv, config, NEON, reads, writes)
+    reads, writes = module.layouts(one.conv, config, NEON, one.border)
+    (kernel,) = module.build(module.pack(one.weight, one.conv, config), one.conv, config, NEON, reads, writes)
     return replace(kernel)
 
 

@@ -9,6 +9,8 @@ one image size: the position becomes the offset of its window in the padded inpu
     position [...]                   (c * R + r) * S + s within the filter's own channels
     value   [...]
 
+With `aligned`, a row's nonzeros are sorted by the lane at which their windows start when a kernel is built (see codegen/rows.py).
+
 Wins for unstructured weights from about two thirds zeros; a row of equal lengths lets the branch predictor learn the loop's
 end, hence the order. Refuses: half precision the CPU lacks, and images too large for 32-bit offsets.
 """
@@ -34,6 +36,7 @@ SUMMARY = "one broadcast and one shifted window of the input for each nonzero we
 VERSION = 1
 
 _MOST_RUNS = 6
+"""Alignments of a row's windows beyond which runs get too short to pay."""
 _REGISTER_BLOCK = {"avx512": 14, "avx2": 12, "generic": 12, "neon": 14}
 """Most vectors of sums kept in registers: 16 or 32 of them, some needed for the weight and the window."""
 
@@ -51,15 +54,15 @@ def configs(conv: Conv, target: Target, stats: Stats) -> Iterator[Config]:
     own = conv.c // conv.groups
     blocks = sorted({min(own, 8 << i) for i in range(9)} | {own})
     cost: dict[tuple[int, int, int], float] = {}
-    for aligned in (0, 1) if conv.r * conv.s > 1 else (0,):
-        shape = _Shape.of(conv, target, aligned)
+    shapes = {aligned: _Shape.of(conv, target, aligned) for aligned in ((0, 1) if conv.r * conv.s > 1 else (0,))}
+    for aligned, shape in shapes.items():
         most = min(shape.live, _REGISTER_BLOCK[target.isa] // (1 + aligned * (target.isa in ("avx2", "generic"))))
         if len(shape.shifts) <= _MOST_RUNS:
             cost |= {(v, b, aligned): _cycles(conv, target, stats, shape, v, b) for v in range(1, most + 1) for b in blocks}
     ordered = sorted(cost, key=lambda point: cost[point])
     first = [next(point for point in ordered if point[2] == kind) for kind in dict.fromkeys(point[2] for point in ordered)]
     for v, b, aligned in dict.fromkeys(first + ordered):  # the best of each kind is always timed
-        groups = _filter_groups(conv, _Shape.of(conv, target, aligned).live, v, target)
+        groups = _filter_groups(conv, shapes[aligned].live, v, target)
         yield Config.make(NAME, vectors=v, channels=b, groups=groups, ahead=4, aligned=aligned)
 
 
@@ -194,9 +197,8 @@ def layouts(
     (_, w), (_, q), (_, left, _, right) = conv.size, conv.out, conv.pad
     d, lanes = conv.dtypes, _lanes(conv, target)
     pitch = max(pitch, q + max(border[1], border[3]))
-    pitch = (
-        max(pitch, x_pitch, w + max(left, right)) if conv.stride == (1, 1) else max(pitch, -(-(w + left + right) // conv.stride[1]))
-    )
+    wide = max(x_pitch, w + max(left, right)) if conv.stride == (1, 1) else -(-(w + left + right) // conv.stride[1])
+    pitch = max(pitch, wide)
     if config["aligned"]:
         pitch = lanes // 2 if pitch <= lanes // 2 else -(-pitch // lanes) * lanes
     if conv.stride == (1, 1):
