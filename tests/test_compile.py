@@ -53,6 +53,11 @@ def test_a_skip_that_is_rectified_in_place(sparsity: float) -> None:
     right(model, aerogel.compile(model, x, tune="off"), x)
 
 
+def test_a_dense_model_is_told_to_stay_where_it_is() -> None:
+    model = sparse(Skip(), 0.0)
+    assert "keep that" in str(aerogel.explain(aerogel.compile(model, torch.randn(1, 3, 9, 9), tune="off"))).splitlines()[0]
+
+
 class Tail(nn.Module):
     """What may follow a backbone: an average over the image, flattened by a view, with batch norm between two Linears."""
 

@@ -56,14 +56,12 @@ def emit(code: CopyCode) -> str:
     a = e.slots(block, ARGUMENTS, POINTERS)
     scope = _scope(module, "x")
     units = b.mul(a["images"], a["channels"])
-    first = b.sdiv(b.mul(units, thread), threads)
-    last = b.sdiv(b.mul(units, b.add(thread, I64(1))), threads)
     item = I64(code.item_bytes)
 
     def zero(at: Value, size: Value) -> None:
         e.loop(I64(0), b.sdiv(size, item), lambda i, _: b.store(kind(0), e.at(at, b.mul(i, item)), align=code.item_bytes) and None)
 
-    def unit(u: Value, _: list[Value]) -> None:
+    def unit(u: Value) -> None:
         image, channel = b.sdiv(u, a["channels"]), b.srem(u, a["channels"])
         source = e.at(a["x"], b.add(b.mul(image, a["x_image"]), b.mul(channel, a["x_channel"])))
         place = b.add(b.mul(image, a["y_image"]), b.mul(channel, a["y_channel"]))
@@ -102,7 +100,7 @@ def emit(code: CopyCode) -> str:
         opening = b.icmp_signed("==", u, I64(0))
         e.when(opening, lambda: zero(e.at(a["y"], b.neg(a["front_bytes"])), a["front_bytes"]))
 
-    e.loop(first, last, unit)
+    e.share(units, thread, threads, unit)
     b.ret_void()
     return str(module)
 

@@ -122,6 +122,13 @@ class Emit:
         b.position_at_end(after)
         return i, list(phis)
 
+    def share(self, units: Value, thread: Value, threads: Value, body: Callable[[Value], None]) -> None:
+        """This thread's share of 0 .. units: whole units, in order; which thread takes one does not change a bit of it."""
+        b = self.b
+        first = b.sdiv(b.mul(units, thread), threads)
+        last = b.sdiv(b.mul(units, b.add(thread, I64(1))), threads)
+        self.loop(first, last, lambda u, _: body(u))
+
     def choose(self, condition: Value, yes: Callable[[], Sequence[Value]], no: Callable[[], Sequence[Value]]) -> list[Value]:
         """if condition: yes() else: no(); both return the same number of values, which are merged."""
         b, fn = self.b, self.function

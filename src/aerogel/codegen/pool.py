@@ -76,10 +76,8 @@ def emit(code: PoolCode) -> str:
         b.store(value, b.gep(base, [i], source_etype=F32), align=4)
 
     e.loop(I64(0), a["line_elements"], lambda i, _: put(line, i, lowest))
-    first = b.sdiv(b.mul(a["units"], thread), threads)
-    last = b.sdiv(b.mul(a["units"], b.add(thread, I64(1))), threads)
 
-    def unit(u: Value, _: list[Value]) -> None:
+    def unit(u: Value) -> None:
         x, y = e.at(a["x"], b.mul(u, a["x_plane"])), e.at(a["y"], b.mul(u, a["y_plane"]))
         e.loop(I64(0), a["y_rows"], lambda p, _: row(x, y, p))
         e.loop(b.mul(a["y_rows"], a["y_row"]), a["plane_elements"], lambda i, _: put(y, i, F32(0)))
@@ -124,6 +122,6 @@ def emit(code: PoolCode) -> str:
         e.loop(I64(0), a["y_columns"], pixel)
         e.loop(a["y_columns"], a["y_row"], lambda i, _: put(out, i, F32(0)))
 
-    e.loop(first, last, unit)
+    e.share(a["units"], thread, threads, unit)
     b.ret_void()
     return str(module)

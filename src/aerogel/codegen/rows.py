@@ -97,15 +97,13 @@ class _Rows(Sums):
         self.code = code
 
     def units(self, thread: Value, threads: Value) -> None:
-        """This thread's share: whole units, in order; which thread takes one does not change a bit of it."""
+        """Images, blocks of pixels and groups of filters; the last block of a plane also writes its border."""
         b, a = self.b, self.a
         per_image = b.mul(a["blocks"], a["groups"])
         units = b.mul(a["images"], per_image)
-        first = b.sdiv(b.mul(units, thread), threads)
-        last = b.sdiv(b.mul(units, b.add(thread, I64(1))), threads)
         scratch = self.e.at(a["scratch"], b.mul(thread, a["scratch_thread"]))
 
-        def unit(u: Value, _: list[Value]) -> None:
+        def unit(u: Value) -> None:
             image = b.sdiv(u, per_image)
             inside = b.srem(u, per_image)
             block = b.sdiv(inside, a["groups"])
@@ -114,7 +112,7 @@ class _Rows(Sums):
             final = b.icmp_signed("==", block, b.sub(a["blocks"], I64(1)))
             self.e.when(final, lambda: self.border(image, group))
 
-        self.e.loop(first, last, unit)
+        self.e.share(units, thread, threads, unit)
 
     def filters(self, image: Value, block: Value, group: Value, scratch: Value) -> None:
         """All filters of one group over one block of pixels, a block of channels at a time."""
@@ -138,7 +136,7 @@ class _Rows(Sums):
                 so_far = e.at(scratch, b.mul(b.sub(k, low), I64(self.code.vectors * self.lanes * 4)))
                 fetching = b.and_(closing, b.icmp_signed("!=", a["ahead"], I64(0)))
                 e.when(fetching, lambda: self.fetch(j, shift))
-                sums = self.sums(x, j, k, opening, so_far)
+                sums = self.row(k, opening, so_far, lambda acc: self.nonzeros(x, j, acc))
                 plane = b.add(shift, b.mul(k, a["y_plane"]))
 
                 def finish() -> list[Value]:
@@ -161,14 +159,6 @@ class _Rows(Sums):
         later = e.at(a["y"], b.add(shift, b.mul(e.integer(a["row"], b.add(j, a["ahead"])), a["y_plane"])))
         for i in range(0, self.code.vectors * self.y_step, 64):
             b.call(self.prefetch, [e.at(later, I64(i)), I32(1), I32(3), I32(1)])
-
-    def sums(self, x: Value, j: Value, k: Value, opening: Value, kept: Value) -> list[Value]:
-        """The f32 sums of filter k so far, with the nonzeros of its row j added."""
-        so_far = self.start(k, opening, kept)
-        if self.summed == "f32":
-            return self.nonzeros(x, j, so_far)
-        added = self.nonzeros(x, j, [self.nothing] * self.code.vectors)
-        return [self.b.fadd(s, self.e.widen(v, self.summed, "f32", self.lanes)) for s, v in zip(so_far, added, strict=True)]
 
     def nonzeros(self, x: Value, j: Value, acc: list[Value]) -> list[Value]:
         """All nonzeros of row j: one run, or one for each lane at which windows start."""

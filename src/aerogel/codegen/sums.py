@@ -6,7 +6,7 @@ one broadcast and one FMA with a memory operand for each nonzero and vector, and
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -86,6 +86,14 @@ class Sums:
             return [e.vector(p, "f32", "f32", self.lanes) for p in places]
 
         return e.choose(opening, fresh, resumed)
+
+    def row(self, k: Value, opening: Value, kept: Value, nonzeros: Callable[[list[Value]], list[Value]]) -> list[Value]:
+        """The f32 sums of filter k so far with a row's `nonzeros` added, which are summed in the type of the accumulator."""
+        so_far = self.start(k, opening, kept)
+        if self.summed == "f32":
+            return nonzeros(so_far)
+        added = nonzeros([self.nothing] * self._code.vectors)
+        return [self.b.fadd(s, self.e.widen(v, self.summed, "f32", self.lanes)) for s, v in zip(so_far, added, strict=True)]
 
     def keep(self, sums: Sequence[Value], kept: Value) -> None:
         """Leave the sums for the next block of channels."""

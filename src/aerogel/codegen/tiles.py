@@ -103,15 +103,13 @@ class _Tiles(Sums):
         self.steps = [(j * row_step + t) * self.x_step for j in range(code.rows) for t in range(code.columns)]
 
     def units(self, thread: Value, threads: Value) -> None:
-        """This thread's share: whole units, in order; which thread takes one does not change a bit of it."""
+        """Images, blocks of pixels and groups of filters; the last block of a plane also writes its border."""
         b, a, e = self.b, self.a, self.e
         per_image = b.mul(b.mul(a["row_blocks"], a["column_blocks"]), a["groups"])
         units = b.mul(a["images"], per_image)
-        first = b.sdiv(b.mul(units, thread), threads)
-        last = b.sdiv(b.mul(units, b.add(thread, I64(1))), threads)
         tile = e.at(a["scratch"], b.mul(thread, a["scratch_thread"]))
 
-        def unit(u: Value, _: list[Value]) -> None:
+        def unit(u: Value) -> None:
             image, inside = b.sdiv(u, per_image), b.srem(u, per_image)
             group, block = b.srem(inside, a["groups"]), b.sdiv(inside, a["groups"])
             down, across = b.sdiv(block, a["column_blocks"]), b.srem(block, a["column_blocks"])
@@ -119,7 +117,7 @@ class _Tiles(Sums):
             final = b.icmp_signed("==", b.add(block, I64(1)), b.mul(a["row_blocks"], a["column_blocks"]))
             e.when(final, lambda: self.border(image, group))
 
-        e.loop(first, last, unit)
+        e.share(units, thread, threads, unit)
 
     def filters(self, image: Value, down: Value, across: Value, group: Value, tile: Value) -> None:
         """All filters of one group over one block of pixels, a stage at a time."""
@@ -148,7 +146,8 @@ class _Tiles(Sums):
                 k = e.integer(a["filter"], place)
                 so_far = e.at(partial_sums, b.mul(b.sub(place, low), I64(code.vectors * self.lanes * 4)))
                 e.when(b.and_(closing, b.icmp_signed("!=", a["ahead"], I64(0))), lambda: self.fetch(j, y))
-                sums = self.row(tile, j, k, opening, so_far)
+                first, last = e.integer(a["start"], j), e.integer(a["start"], b.add(j, I64(1)))
+                sums = self.row(k, opening, so_far, lambda acc: self.run(tile, first, last, acc, self.steps))
                 plane = b.add(y, b.mul(k, a["y_plane"]))
 
                 def finish() -> list[Value]:
@@ -200,15 +199,6 @@ class _Tiles(Sums):
         for i in range(self.lanes):
             value = b.insert_element(value, e.load(e.at(at, I64(i * stride * item)), one, item), I32(i))
         return value
-
-    def row(self, tile: Value, j: Value, k: Value, opening: Value, kept: Value) -> list[Value]:
-        """The f32 sums of filter k so far, with the nonzeros of its row j added."""
-        so_far = self.start(k, opening, kept)
-        first, last = self.e.integer(self.a["start"], j), self.e.integer(self.a["start"], self.b.add(j, I64(1)))
-        if self.summed == "f32":
-            return self.run(tile, first, last, so_far, self.steps)
-        added = self.run(tile, first, last, [self.nothing] * len(so_far), self.steps)
-        return [self.b.fadd(s, self.e.widen(v, self.summed, "f32", self.lanes)) for s, v in zip(so_far, added, strict=True)]
 
     def fetch(self, j: Value, y: Value) -> None:
         """Ask for the output lines of a coming row: planes lie far apart, so no hardware prefetcher sees them coming."""

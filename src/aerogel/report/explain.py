@@ -11,6 +11,8 @@ from aerogel.methods import METHODS, method
 from aerogel.plan import Choice
 from aerogel.runtime.module import Compiled
 
+KEEP_DENSE = "Nothing here is sparse enough for our kernels: where a dense runtime (onnxruntime, OpenVINO) serves it, keep that."
+
 
 @dataclass(frozen=True)
 class Report:
@@ -60,12 +62,13 @@ def explain(fast: Compiled, *, layer: str | None = None) -> Report:
 
 
 def _headline(fast: Compiled) -> str:
-    sparse = sum(c.config.method != "dense" for c in fast.plan.choices)
+    sparse, layers = sum(c.config.method != "dense" for c in fast.plan.choices), len(fast.plan.choices)
+    keep = "" if sparse else f" {KEEP_DENSE}"
     if fast.how in ("contiguous", "channels_last"):
-        return f"torch ({fast.how}) runs the model: no plan was faster on this machine."
+        return f"torch ({fast.how}) runs the model: no plan was faster on this machine.{keep}"
     if fast.plan.model is None:
-        return f"{sparse} of {len(fast.plan.choices)} layers on sparse kernels, by rule; nothing was timed (tune='off')."
-    return f"{fast.speedup:.2f}x over the faster torch layout; {sparse} of {len(fast.plan.choices)} layers on sparse kernels."
+        return f"{sparse} of {layers} layers on sparse kernels, by rule; nothing was timed (tune='off').{keep}"
+    return f"{fast.speedup:.2f}x over the faster torch layout; {sparse} of {layers} layers on sparse kernels.{keep}"
 
 
 def _row(choice: Choice) -> dict[str, Any]:
