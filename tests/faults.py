@@ -48,9 +48,10 @@ EPILOGUE, EMIT, STRIDEPACK = "codegen/epilogue.py", "codegen/emit.py", "methods/
 DIRECT, LAYOUT, REFERENCE = "methods/direct.py", "layout.py", "reference.py"
 
 FAULTS = (
-    Fault(SUMS, "rest, acc = e.loop(first, last, several, acc, UNROLL)", "rest, acc = first, acc", "the unrolled part is left out, but its remainder runs it all", "tests/test_llvm.py"),
-    Fault(SUMS, "return e.loop(rest, last, one, acc)[1]", "return acc", "the last few nonzeros of a row are dropped"),
-    Fault(SUMS, "sums = one(b.add(at, I64(i)), sums)", "sums = one(b.add(at, I64(0)), sums)", "the unrolled loop reads one nonzero four times"),
+    Fault(SUMS, "rest, many = e.loop(first, last, several, acc + [self.nothing] * (len(acc) * (chains - 1)), UNROLL)", "rest, many = first, acc * chains", "the unrolled part is left out, but its remainder runs it all", "tests/test_llvm.py"),
+    Fault(SUMS, "total = e.loop(rest, last, one, many[: len(acc)])[1]", "total = many[: len(acc)]", "the last few nonzeros of a row are dropped"),
+    Fault(SUMS, "sums[own] = one(b.add(at, I64(i)), sums[own])", "sums[own] = one(b.add(at, I64(0)), sums[own])", "the unrolled loop reads one nonzero four times"),
+    Fault(SUMS, "for chain in range(1, chains):", "for chain in range(2, chains):", "one of several chains is left out"),
     Fault(SUMS, "e.vector(e.at(window, I64(step))", "e.vector(e.at(window, I64(0 * step))", "every vector reads the first one's pixels"),
     Fault(SUMS, "return e.choose(opening, fresh, resumed)", "return fresh()", "partial sums of earlier channels are lost"),
     Fault(ROWS, "e.choose(closing, finish, keep)", "finish()", "the epilogue is applied after every block of channels"),

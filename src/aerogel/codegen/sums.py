@@ -101,7 +101,10 @@ class Sums:
             self.e.store(v, self.e.at(kept, I64(i * self.lanes * 4)), "f32")
 
     def run(self, x: Value, first: Value, last: Value, acc: list[Value], steps: Sequence[int]) -> list[Value]:
-        """The inner loop. `steps` are bytes from a nonzero's window to the vector that goes into each sum."""
+        """The inner loop. `steps` are bytes from a nonzero's window to the vector that goes into each sum.
+
+        One or two vectors are summed in several chains: a chain waits for its last FMA, and a shorter one rounds less.
+        """
         b, e, a, d = self.b, self.e, self.a, self._code.dtypes
 
         def one(at: Value, sums: list[Value]) -> list[Value]:
@@ -112,11 +115,16 @@ class Sums:
 
         def several(at: Value, sums: list[Value]) -> list[Value]:
             for i in range(UNROLL):
-                sums = one(b.add(at, I64(i)), sums)
+                own = slice(i % chains * len(acc), (i % chains + 1) * len(acc))
+                sums[own] = one(b.add(at, I64(i)), sums[own])
             return sums
 
-        rest, acc = e.loop(first, last, several, acc, UNROLL)
-        return e.loop(rest, last, one, acc)[1]
+        chains = max(1, UNROLL // len(acc))
+        rest, many = e.loop(first, last, several, acc + [self.nothing] * (len(acc) * (chains - 1)), UNROLL)
+        total = e.loop(rest, last, one, many[: len(acc)])[1]
+        for chain in range(1, chains):
+            total = [b.fadd(s, v) for s, v in zip(total, many[chain * len(acc) :], strict=False)]
+        return total
 
     def _offset(self, at: Value) -> Value:
         if not self.short:
