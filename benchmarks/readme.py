@@ -34,7 +34,7 @@ def models(results: list[dict[str, Any]]) -> str:
     lines = [f"| | aerogel, ms | {' | '.join(names)} |", "|---|---|" + "---|" * len(names)]
     for r in results:
         cells = " | ".join(f"{r['ratio'][n]:.2f}x" if n in r["ratio"] else "" for n in names)
-        lines.append(f"| {r['model']} {r['pruning']} | {r['ms']['aerogel']['p50']:.1f} | {cells} |")
+        lines.append(f"| {r['model']} {r['pruning']}, {r['size']} x {r['size']} | {r['ms']['aerogel']['p50']:.1f} | {cells} |")
     last = results[-1]
     return "\n".join([*lines, "", f"{last['date']}, torch {last['torch']}, `{last['target']}`."])
 
