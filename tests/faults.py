@@ -149,11 +149,14 @@ def run(fault: Fault) -> str | None:
             command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", "--quick", fault.caught_by]
             done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, timeout=300)
             return fault.caught_by if done.returncode == 1 or done.returncode < 0 else None
+        method = "stridepack" if fault.file in (TILES, STRIDEPACK) else "direct"
         for kind, count, threads in SWEEPS:
             command = [
                 sys.executable,
                 "-m",
                 "tests.suite",
+                "--method",
+                method,
                 "--kind",
                 kind,
                 "--count",
