@@ -24,6 +24,9 @@ from aerogel.target import Target
 from aerogel.tune.measure import interleaved
 from aerogel.tune.search import with_config
 
+CLEARLY = 0.93
+"""A later method takes a layer from an earlier one where it needs at most this share of its time: near ties must not flip."""
+
 
 def assigned(graph: Graph, shapes: Mapping[str, tuple[int, ...]], choices: list[Choice], target: Target) -> list[Choice]:
     """Move layers between our kernels and dense until the convolutions and the copies together cost least."""
@@ -38,7 +41,7 @@ def assigned(graph: Graph, shapes: Mapping[str, tuple[int, ...]], choices: list[
                 key = f"{c.conv} {config}"
                 if key not in phases:
                     phases[key] = phase_cost(c.conv, config, target, 5)
-                if spent + phases[key] < native.get(c.node, np.inf):
+                if spent + phases[key] < CLEARLY * native.get(c.node, np.inf):
                     native[c.node], ours[c.node] = spent + phases[key], name
     costs = Costs(native, dense, copy_costs(graph, shapes, native, target, 5))
     chosen = assign(graph, costs)
