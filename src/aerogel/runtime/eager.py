@@ -22,8 +22,10 @@ def channels_last(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def in_both_layouts(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
-    """The model, and a copy of it in torch's other layout."""
-    other = copy.deepcopy(model).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    """The model, and a copy of it in torch's other layout. Only images have one: `to(memory_format=)` raises on a Conv3d."""
+    other = copy.deepcopy(model)
+    for parameter in other.parameters():
+        parameter.data = channels_last(parameter.data)
     return {"contiguous": model, "channels_last": other}
 
 
