@@ -15,7 +15,10 @@ from torch import Tensor, nn
 
 from benchmarks.blocks import conv_bn
 from benchmarks.detectors import DenseNet121, Detector, Inception, SqueezeNet, UNet, YoloV3, YoloV8s
+from benchmarks.odd import Mapping, Signal, Volume
 from benchmarks.patterns import load
+
+Call = tuple[tuple[Tensor, ...], dict[str, Tensor]]
 
 
 class Bottleneck(nn.Module):
@@ -127,8 +130,13 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], int]] = {
     "unet": (UNet, 512),
     "squeezenet": (SqueezeNet, 224),
     "inception": (Inception, 224),
+    "signal": (Signal, 2048),
+    "volume": (Volume, 24),
+    "mapping": (Mapping, 64),
 }
 """Each model with its usual image size."""
+
+CONVOLUTIONS = nn.Conv1d | nn.Conv2d | nn.Conv3d
 
 
 def make(name: str, seed: int = 0) -> nn.Module:
@@ -136,7 +144,7 @@ def make(name: str, seed: int = 0) -> nn.Module:
     torch.manual_seed(seed)
     model = MODELS[name][0]()
     for module in model.modules():
-        if isinstance(module, nn.Conv2d | nn.Linear | nn.ConvTranspose2d):
+        if isinstance(module, CONVOLUTIONS | nn.Linear | nn.ConvTranspose2d):
             nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
         if isinstance(module, nn.BatchNorm2d):
             nn.init.uniform_(module.weight, 0.8, 1.2)
@@ -146,10 +154,26 @@ def make(name: str, seed: int = 0) -> nn.Module:
     return model.eval()
 
 
+def example(name: str, batch: int = 1, size: int | None = None) -> Call:
+    """A seeded call of the model: positional and keyword arguments."""
+    side, seed = size or MODELS[name][1], torch.Generator().manual_seed(0)
+
+    def made(*shape: int) -> Tensor:
+        return torch.randn(batch, *shape, generator=seed)
+
+    if name == "signal":
+        return (made(8, side),), {}
+    if name == "volume":
+        return (made(1, side, side, side),), {}
+    if name == "mapping":
+        return (made(3, side, side), made(32, side, side)), {"scale": made(1, 1, 1)}
+    return (made(3, side, side),), {}
+
+
 def prune(model: nn.Module, sparsity: float) -> nn.Module:
     """Magnitude pruning of every convolution but depthwise ones, layer by layer."""
     for module in model.modules():
-        if isinstance(module, nn.Conv2d) and module.groups < module.in_channels:
+        if isinstance(module, CONVOLUTIONS) and (module.groups < module.in_channels or module.in_channels == 1):
             weight = module.weight.data
             edge = weight.abs().flatten().kthvalue(max(1, int(sparsity * weight.numel()))).values
             weight *= weight.abs() > edge

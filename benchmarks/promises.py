@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import aerogel
 from aerogel.tune.measure import interleaved
-from benchmarks.models import MODELS, make, prune, prune_pattern
+from benchmarks.models import MODELS, example, make, prune, prune_pattern
 from benchmarks.run import compare
 
 SMALLER = {"vgg19": 112, "unet": 192, "yolov3": 192, "yolov8s": 256, "detector": 256}
@@ -67,8 +67,7 @@ def slower(name: str, sparsity: float, rounds: int) -> dict[str, Any]:
     model = make(name)
     model = prune(model, sparsity) if sparsity else model
     size = SMALLER.get(name, MODELS[name][1])
-    x = torch.randn(1, 3, size, size, generator=torch.Generator().manual_seed(0))
-    r = compare(model, x, ["torch"], 1, rounds, "fast", False)
+    r = compare(model, example(name, 1, size), ["torch"], 1, rounds, "fast", False)
     low, high = r["interval"][r["fastest"]]
     return {
         "model": name, "sparsity": sparsity, "size": size, "ratio": r["ratio"]["fastest"],

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import sys
 import time
@@ -27,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import aerogel
 from aerogel.tune.measure import interleaved
-from benchmarks.models import MODELS, make, prune, prune_pattern
+from benchmarks.models import MODELS, Call, example, make, prune, prune_pattern
 from benchmarks.opponents import OPPONENTS, prepare
 
 QUANTILES = {"min": 0.0, "p25": 0.25, "p50": 0.5}
@@ -52,8 +53,8 @@ def main() -> None:
     model = make(given.model)
     model = prune_pattern(model, given.pattern) if given.pattern else prune(model, given.sparsity) if given.sparsity else model
     size = given.size or MODELS[given.model][1]
-    x = torch.randn(given.batch, 3, size, size, generator=torch.Generator().manual_seed(0))
-    result = compare(model, x, given.against.split(","), given.threads, given.rounds, given.tune, given.explain)
+    call = example(given.model, given.batch, size)
+    result = compare(model, call, given.against.split(","), given.threads, given.rounds, given.tune, given.explain)
     what = given.pattern.stem if given.pattern else f"{given.sparsity:.0%}"
     result |= {"model": given.model, "pruning": what, "batch": given.batch, "size": size, "date": date.today().isoformat()}
     show(result)
@@ -65,17 +66,18 @@ def main() -> None:
 
 
 def compare(
-    model: torch.nn.Module, x: torch.Tensor, against: list[str], threads: int, rounds: int, tune: str, explain: bool
+    model: torch.nn.Module, call: Call, against: list[str], threads: int, rounds: int, tune: str, explain: bool
 ) -> dict[str, Any]:
     """Compile, check, and time against the opponents."""
+    args, kwargs = call
     with torch.no_grad():
         began = time.perf_counter()
-        fast = aerogel.compile(model, x, tune=tune, store=mkdtemp())
+        fast = aerogel.compile(model, args, kwargs, tune=tune, store=mkdtemp())
         spent = time.perf_counter() - began
-        error = network_error(model, fast, x)
-        runs, absent = prepare(against, model, x, threads)
+        error = network_error(model, fast, call)
+        runs, absent = prepare(against, model, call, threads)
         names = ["aerogel", *runs]
-        times = dict(zip(names, interleaved([lambda: fast(x), *runs.values()], rounds), strict=True))
+        times = dict(zip(names, interleaved([lambda: fast(*args, **kwargs), *runs.values()], rounds), strict=True))
     if explain:
         print(aerogel.explain(fast))
     ours = np.array(times["aerogel"])
@@ -91,23 +93,19 @@ def compare(
     }  # fmt: skip
 
 
-def network_error(model: torch.nn.Module, fast: torch.nn.Module, x: torch.Tensor) -> dict[str, float]:
+def network_error(model: torch.nn.Module, fast: torch.nn.Module, call: Call) -> dict[str, float]:
     """Largest difference to float64 over the largest output: ours, and eager's in whichever of its layouts is further off."""
-    import copy
-
     leaves = torch.utils._pytree.tree_leaves
-    swapped = copy.deepcopy(model).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    exact = leaves(copy.deepcopy(model).double()(x.double()))
+    (args, kwargs), double = call, torch.utils._pytree.tree_map(torch.Tensor.double, call)
+    exact = leaves(copy.deepcopy(model).double()(*double[0], **double[1]))
     largest = max(float(e.abs().max()) for e in exact)
 
     def worst(got: Any) -> float:
-        return (
-            max(float((g - e).abs().max()) if g.shape == e.shape else float("inf") for g, e in zip(leaves(got), exact, strict=True))
-            / largest
-        )
+        off = (float((g - e).abs().max()) if g.shape == e.shape else float("inf") for g, e in zip(leaves(got), exact, strict=True))
+        return max(off) / largest
 
-    eager = max(worst(model(x)), worst(swapped(x.contiguous(memory_format=torch.channels_last))))
-    return {"aerogel": worst(fast(x)), "eager": eager}
+    eager = max(worst(run()) for run in prepare(["torch"], model, call, 1)[0].values())
+    return {"aerogel": worst(fast(*args, **kwargs)), "eager": eager}
 
 
 def sparse_share(fast: aerogel.Compiled) -> float:

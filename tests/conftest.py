@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +38,20 @@ def pytest_configure(config: pytest.Config) -> None:
     if name == "onednn":
         torch._C._has_mkldnn = False
     elif name == "profiler":
+        real = torch.autograd._profiler_enabled  # type: ignore[attr-defined]
         del torch.autograd._profiler_enabled  # type: ignore[attr-defined]
+        torch.autograd.__getattr__ = lambda name: _for_torch_only(name, missing, real)  # type: ignore[method-assign]
     else:
         parent, _, last = owner.rpartition(".")
         place = torch._C if parent == "torch._C" else torch.ops
         setattr(place, last, Hidden(getattr(place, last), missing))
+
+
+def _for_torch_only(name: str, hidden: str, real: object) -> object:
+    """A name of torch.autograd that torch itself (dynamo asks for it too) still finds, and nobody else does."""
+    if name == hidden and sys._getframe(2).f_globals["__name__"].startswith("torch."):
+        return real
+    raise AttributeError(name)
 
 
 class Hidden:

@@ -169,8 +169,9 @@ def test_batch_norm_after_a_bias_and_on_its_own() -> None:
     ]  # fmt: skip
 
 
-def test_inputs_outputs_and_odd_layers() -> None:
-    model = sparse(Fancy(), 0.8)
+@pytest.mark.parametrize("sparsity", [0.0, 0.8, 0.95])
+def test_inputs_outputs_and_odd_layers(sparsity: float) -> None:
+    model = sparse(Fancy(), sparsity)
     x, other, scale = torch.randn(1, 3, 12, 12), torch.randn(1, 8, 12, 12), torch.randn(1, 1, 1, 1)
     fast = aerogel.compile(model, (x, other), {"scale": scale}, tune="off")
     got = right(model, fast, x, other, scale=scale)
@@ -179,16 +180,18 @@ def test_inputs_outputs_and_odd_layers() -> None:
     right(model, fast, torch.randn(3, 3, 20, 14), torch.randn(3, 8, 20, 14), scale=torch.randn(3, 1, 1, 1))
 
 
-def test_one_dimension() -> None:
-    model = sparse(nn.Sequential(nn.Conv1d(4, 8, 5, padding=2), nn.ReLU(), nn.Conv1d(8, 8, 3, 2, 1), nn.Conv1d(8, 6, 1)))
-    x = torch.randn(2, 4, 50)
+@pytest.mark.parametrize("sparsity", [0.0, 0.8, 0.95])
+def test_one_dimension(sparsity: float) -> None:
+    layers = nn.Sequential(nn.Conv1d(4, 8, 5, padding=2), nn.ReLU(), nn.Conv1d(8, 8, 3, 2, 1), nn.Conv1d(8, 6, 1))
+    model, x = sparse(layers, sparsity), torch.randn(2, 4, 50)
     fast = aerogel.compile(model, x, tune="off")
     right(model, fast, x)
-    assert [c.config.method for c in fast.plan.choices] == ["direct"] * 3
+    assert [c.config.method for c in fast.plan.choices] == ["direct" if sparsity else "dense"] * 3
 
 
-def test_three_dimensions_are_refused_in_words() -> None:
-    model = sparse(nn.Sequential(nn.Conv3d(2, 4, 3), nn.ReLU()))
+@pytest.mark.parametrize("sparsity", [0.0, 0.8, 0.95])
+def test_three_dimensions_are_refused_in_words(sparsity: float) -> None:
+    model = sparse(nn.Sequential(nn.Conv3d(2, 4, 3), nn.ReLU()), sparsity)
     x = torch.randn(1, 2, 5, 6, 7)
     for tune in ("off", "fast"):  # timed, it is also compared with torch in a layout that volumes have not
         fast = aerogel.compile(model, x, tune=tune)

@@ -33,7 +33,7 @@ SIZES = (
 ARGUMENTS = POINTERS + SIZES
 ENTRY = "pool"
 UNROLLED = 8
-"""Windows up to this width are written out; a wider one, such as a whole image, is a loop."""
+"""Windows up to this width are written out, pixel by pixel; a wider one, such as a whole image, is a loop over vectors."""
 
 
 @dataclass(frozen=True)
@@ -111,16 +111,30 @@ def emit(code: PoolCode) -> str:
                 at = b.add(start, b.mul(s, I64(code.dilation)))
                 return [join(best[0], e.load(b.gep(line, [at], source_etype=F32), F32, 4))]
 
-            if code.width <= UNROLLED:
+            if code.width <= UNROLLED or code.dilation > 1:
                 best = lowest
                 for s in range(code.width):
                     (best,) = column(I64(s), [best])
             else:
-                _, (best,) = e.loop(I64(0), I64(code.width), column, [lowest])
+                best = wide(b.gep(line, [start], source_etype=F32))
             put(out, q, best if code.kind == "max" else b.fmul(best, scale))
 
         e.loop(I64(0), a["y_columns"], pixel)
         e.loop(a["y_columns"], a["y_row"], lambda i, _: put(out, i, F32(0)))
+
+    def wide(first: Value) -> Value:
+        """Over a window of many columns: a chain for each lane, then lanes in pairs. One chain would round far more."""
+
+        def vectors(j: Value, acc: list[Value]) -> list[Value]:
+            return [join(acc[0], e.load(b.gep(first, [j], source_etype=F32), vector, 4))]
+
+        whole = code.width - code.width % lanes
+        _, (sums,) = e.loop(I64(0), I64(whole), vectors, [ir.Constant(vector, [lowest.constant] * lanes)], step=lanes)
+        parts = [b.extract_element(sums, ir.Constant(ir.IntType(32), i)) for i in range(lanes)]
+        parts += [e.load(b.gep(first, [I64(i)], source_etype=F32), F32, 4) for i in range(whole, code.width)]
+        while len(parts) > 1:
+            parts = [*map(join, parts[::2], parts[1::2]), *parts[len(parts) & ~1 :]]
+        return parts[0]
 
     e.share(a["units"], thread, threads, unit)
     b.ret_void()

@@ -126,6 +126,13 @@ class Network:
         ]
 
 
+def _swapped(value: Any) -> Any:
+    """An argument with its images in channels_last. A tensor, the usual case, takes the short way: this is time of every call."""
+    if isinstance(value, torch.Tensor):
+        return channels_last(value)
+    return pytree.tree_map_only(torch.Tensor, channels_last, value)
+
+
 class Compiled(torch.nn.Module):
     """A model compiled for inference. `plan` holds every decision with its timings; `speedup` is over the faster torch layout."""
 
@@ -249,15 +256,19 @@ class Compiled(torch.nn.Module):
             )
 
     def _eager(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
-        if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+        body = self.__dict__["_body"]
+        if not torch.is_grad_enabled():
+            return (
+                body(*args, **kwargs)
+                if self.how != "channels_last"
+                else body(*map(_swapped, args), **{n: _swapped(v) for n, v in kwargs.items()})
+            )
+        if any(isinstance(t, torch.Tensor) and t.requires_grad for t in pytree.tree_leaves((args, kwargs))):
             raise AerogelError(
                 "a compiled module cannot train: an input requires grad. Fine-tune the original, then compile again."
             )
         with torch.no_grad():
-            if self.how == "channels_last":
-                args, kwargs = pytree.tree_map_only(torch.Tensor, channels_last, (args, kwargs))
-            return self.__dict__["_body"](*args, **kwargs)
+            return self._eager(args, kwargs)
 
     def train(self, mode: bool = True) -> Compiled:
         if mode:
