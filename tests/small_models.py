@@ -76,7 +76,7 @@ class Fancy(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.a, self.b = conv_bn(3, 8, (1, 5), act=nn.SiLU()), conv_bn(8, 8, (3, 1), act=nn.SiLU())
-        self.c, self.up = conv_bn(16, 8, 3, act=nn.LeakyReLU(0.1)), nn.ConvTranspose2d(8, 4, 2, 2)
+        self.c, self.up = conv_bn(16, 8, 3, act=nn.LeakyReLU(0.1)), nn.ConvTranspose2d(8, 4, 3, 2)
 
     def forward(self, x: Tensor, other: Tensor, *, scale: Tensor) -> dict[str, Any]:
         a = self.a(x) * scale

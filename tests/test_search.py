@@ -9,7 +9,7 @@ from aerogel.candidate import Config
 from aerogel.graph import Graph, Node, Ref
 from aerogel.plan import Choice, Timing
 from aerogel.problem import Conv
-from aerogel.runtime.arena import Need, place
+from aerogel.runtime.arena import Touch, place
 from aerogel.tune.assign import Costs, assign
 from aerogel.tune.search import keep, pitched, runner_up
 
@@ -81,21 +81,36 @@ def test_assignment_is_the_best_of_all_on_small_graphs() -> None:
         assert costs.total(assign(graph, costs), users) <= best * 1.1
 
 
-def test_the_arena_never_gives_two_living_buffers_one_place() -> None:
-    for _ in range(100):
-        needs = []
-        for i in range(40):
-            first = int(RNG.integers(0, 50))
-            needs.append(Need(str(i), int(RNG.integers(0, 5000)), first, first + int(RNG.integers(0, 10))))
-        offsets, size = place(needs)
-        for a in needs:
-            assert offsets[a.name] % 64 == 0
-            assert offsets[a.name] + a.size <= size
-            for b in needs:
-                if a.name < b.name and a.first <= b.last and b.first <= a.last and a.size and b.size:
-                    low, high = sorted((a, b), key=lambda n: offsets[n.name])
-                    assert offsets[low.name] + low.size <= offsets[high.name]
-    assert place([]) == ({}, 0)
+def _random_steps() -> tuple[list[Touch], dict[str, int], dict[str, tuple[str, int]]]:
+    """Values made one after the other from earlier ones; the values of "w" are parts of one whole, 64 bytes apart."""
+    sizes, inside, made, steps = {"w": 64 * 30}, dict[str, tuple[str, int]](), ["@in"], list[Touch]()
+    for i in range(30):
+        x, old = (made[int(RNG.integers(max(0, len(made) - 6), len(made)))] for _ in range(2))
+        sizes[name := str(i)] = 64 * int(RNG.integers(1, 9))
+        if RNG.random() < 0.2:
+            sizes[name], inside[name] = 64, ("w", 64 * i)
+        same = RNG.random() < 0.5 and not old.startswith("@")
+        if same:
+            sizes[name] = 64 if name in inside else sizes[old]
+        steps.append(Touch(x, name, old if same and sizes[old] == sizes[name] else None))
+        made.append(name)
+    return steps, sizes, inside
+
+
+def test_the_arena_never_loses_a_value_that_is_still_read() -> None:
+    for _ in range(300):
+        steps, sizes, inside = _random_steps()
+        offsets, size = place(steps, sizes, inside)
+        memory = np.full(size // 64, -1)
+        for i, step in enumerate(steps):
+            for name in (step.x, step.residual):
+                if name is not None and not name.startswith("@"):
+                    held = memory[offsets[name] // 64 : (offsets[name] + sizes[name]) // 64]
+                    assert (held == int(name)).all(), f"step {i} reads {name}, which is gone"
+            assert offsets[step.y] % 64 == 0
+            assert offsets[step.y] + sizes[step.y] <= size
+            memory[offsets[step.y] // 64 : (offsets[step.y] + sizes[step.y]) // 64] = i
+    assert place([], {}, {}) == ({}, 0)
 
 
 def _choice(node: str, wide: float, narrow: float) -> Choice:

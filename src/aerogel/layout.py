@@ -76,11 +76,11 @@ class Layout:
     def phase_plane(self, h: int, w: int) -> int:
         """Elements from one plane (of one phase) to the next, checked against this layout's own promises."""
         rows, columns = self.rows_columns(h, w)
-        top, left, bottom, right = self.border
+        _, left, bottom, right = self.border
         if self.kind == "planar":
             if self.pitch < w + max(left, right):
                 raise ShapeError(f"{self}: pitch {self.pitch} leaves no room for rows of {w} and their border")
-            zeros = max(top * self.pitch + left, bottom * self.pitch + right, self.pitch - w)
+            zeros = max(self.front, bottom * self.pitch + right, self.pitch - w)  # a plane's end serves as the next one's front
         else:
             if self.pitch < columns:
                 raise ShapeError(f"{self}: pitch {self.pitch} is less than a row of {columns}")

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from aerogel.capture.transposed import enlarging
 from aerogel.graph import Graph, Node, Ref, references
 from aerogel.problem import Conv
 
@@ -51,6 +52,9 @@ class _Fuse:
                 self.nodes[node.name] = self._convolution(node)
             elif node.op == "aten.linear.default":
                 self.nodes[node.name] = self._linear(node)
+            elif (pair := enlarging(node, self.constants)) is not None:
+                self.nodes |= {made.name: made for made in pair}
+                self.uses[pair[0].name] = 1
             elif not self._average(node) and not self._normed(node) and not self._epilogue(node):
                 self.nodes[node.name] = node
                 if base in ("aten.conv3d", "aten.conv_transpose2d", "aten.conv_transpose1d"):

@@ -1,9 +1,12 @@
 """`copy`: from one layout to another. Planes of the source, cut by a stride if asked, into bordered planes of the target.
 
     for each unit of this thread        an image, a channel
-      for each row i of the target      source row i * row_step + row_first, or nothing
+      for each row i of the target      source row i // repeat * row_step + row_first, or nothing
         zeros | source columns column_first + j * column_step | zeros, up to the pitch
       zeros up to the end of the plane
+
+An image is enlarged by `repeat` pixels a pixel and direction, each from a source plane `x_part` bytes after the one before: 0
+repeats the pixel, a whole plane weaves several planes into one (pixel_shuffle).
 
 One call fills one phase; a plain copy is the only phase of stride 1. Source strides are free, so an NCHW tensor, a bordered plane
 and a channels_last tensor all serve. The code knows the element's size and whether columns are neighbours; the rest is data.
@@ -21,6 +24,7 @@ from aerogel.codegen.emit import I16, I32, I64, PTR, Emit, Value
 SIZES = (
     "images", "channels",
     "x_image", "x_channel", "x_row", "x_column",  # source strides in bytes
+    "x_part",  # bytes between the sources of neighbouring pixels of an enlarged image
     "y_first", "y_image", "y_channel", "y_row",  # where the target's phase starts, and its strides, in bytes
     "rows",  # rows of the target
     "row_first", "row_step", "x_rows",  # source row = row_first + i * row_step, there if 0 <= it < x_rows
@@ -36,14 +40,18 @@ ENTRY = "copy"
 
 @dataclass(frozen=True)
 class CopyCode:
-    """`step` is the distance of neighbouring source columns in elements: 1 and 2 are compiled in, 0 means it is data."""
+    """`step` is the distance of neighbouring source columns in elements: 1 and 2 are compiled in, 0 means it is data.
+
+    `repeat` is how many target rows and columns come of one source row and column: 1, or more to enlarge an image.
+    """
 
     isa: str
     item_bytes: int
     step: int
+    repeat: int = 1
 
     def __str__(self) -> str:
-        return f"copy-{self.isa}-{self.item_bytes}-{self.step}"
+        return f"copy-{self.isa}-{self.item_bytes}-{self.step}x{self.repeat}"
 
 
 def emit(code: CopyCode) -> str:
@@ -56,7 +64,7 @@ def emit(code: CopyCode) -> str:
     a = e.slots(block, ARGUMENTS, POINTERS)
     scope = _scope(module, "x")
     units = b.mul(a["images"], a["channels"])
-    item = I64(code.item_bytes)
+    item, repeat = I64(code.item_bytes), I64(code.repeat)
 
     def zero(at: Value, size: Value) -> None:
         e.loop(I64(0), b.sdiv(size, item), lambda i, _: b.store(kind(0), e.at(at, b.mul(i, item)), align=code.item_bytes) and None)
@@ -69,23 +77,26 @@ def emit(code: CopyCode) -> str:
 
         def row(i: Value, _: list[Value]) -> None:
             out = e.at(target, b.mul(i, a["y_row"]))
-            at = b.add(a["row_first"], b.mul(i, a["row_step"]))
+            at = b.add(a["row_first"], b.mul(b.sdiv(i, repeat), a["row_step"]))
+            part = b.mul(b.mul(b.srem(i, repeat), repeat), a["x_part"])
             there = b.and_(b.icmp_signed(">=", at, I64(0)), b.icmp_signed("<", at, a["x_rows"]))
 
             def present() -> list[Value]:
-                begin = e.at(source, b.add(b.mul(at, a["x_row"]), a["column_first"]))
+                begin = e.at(source, b.add(part, b.add(b.mul(at, a["x_row"]), a["column_first"])))
                 low, high = b.mul(a["column_low"], item), b.mul(a["column_high"], item)
                 zero(out, low)
                 start = e.at(out, low)
 
                 def column(j: Value, _: list[Value]) -> None:
                     step = b.mul(j, I64(code.step * code.item_bytes)) if code.step else b.mul(j, a["x_column"])
-                    value = e.load(e.at(begin, step), kind, code.item_bytes)
-                    value.set_metadata("alias.scope", scope)
-                    store = b.store(value, e.at(start, b.mul(j, item)), align=code.item_bytes)
-                    store.set_metadata("noalias", scope)
+                    for i in range(code.repeat):
+                        value = e.load(e.at(begin, b.add(step, b.mul(I64(i), a["x_part"]))), kind, code.item_bytes)
+                        value.set_metadata("alias.scope", scope)
+                        place = b.add(b.mul(j, repeat), I64(i))
+                        store = b.store(value, e.at(start, b.mul(place, item)), align=code.item_bytes)
+                        store.set_metadata("noalias", scope)
 
-                e.loop(I64(0), b.sub(a["column_high"], a["column_low"]), column)
+                e.loop(I64(0), b.sdiv(b.sub(a["column_high"], a["column_low"]), repeat), column)
                 zero(e.at(out, high), b.sub(a["row_bytes"], high))
                 return []
 

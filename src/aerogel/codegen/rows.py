@@ -3,11 +3,11 @@
     for each unit of this thread        an image, a block of `vectors` vectors of pixels, a group of filters
       for each block of channels
         for each filter of the group
-          acc = 0, bias or the partial sums so far
+          acc = 0
           for each nonzero j:  acc[i] += value[j] * x[block + offset[j] + i]      i = 0 .. vectors - 1
           or, for each run of nonzeros whose windows stand at the same lane of a vector:
             z = 0;  z[i] += value[j] * x[block + offset[j] + i], i = 0 .. vectors;  acc += z, moved by that many lanes
-          acc -> partial sums, or epilogue and y after the last block of channels
+          acc += bias or the partial sums so far -> partial sums, or epilogue and y after the last block of channels
 
 Pixels are numbered flat, across rows and the gap between them: output pixel (p, q) is p * pitch + q, and the input under tap
 (r, s) sits a constant `offset` away from it, because input and output planes have the same pitch. Lanes that fall into the gap
@@ -125,6 +125,7 @@ class _Rows(Sums):
         base = b.mul(low, a["channel_blocks"])
         first_vector = b.mul(block, vectors)
         whole = b.icmp_signed("<=", b.add(first_vector, vectors), a["live_vectors"])
+        live = [self.lanes_of(a["live"], b.add(first_vector, I64(i))) for i in range(self.code.vectors)]
 
         def channels(step: Value, _: list[Value]) -> None:
             opening = b.icmp_signed("==", step, I64(0))
@@ -140,7 +141,7 @@ class _Rows(Sums):
                 plane = b.add(shift, b.mul(k, a["y_plane"]))
 
                 def finish() -> list[Value]:
-                    self.finish(sums, plane, first_vector, whole)
+                    self.finish(sums, plane, first_vector, whole, live)
                     return []
 
                 def keep() -> list[Value]:
@@ -176,13 +177,10 @@ class _Rows(Sums):
             first = last
         return acc
 
-    def finish(self, sums: list[Value], plane: Value, first_vector: Value, whole: Value) -> None:
+    def finish(self, sums: list[Value], plane: Value, first_vector: Value, whole: Value, live: list[Value]) -> None:
         """Epilogue and store. Only the last block of a plane has vectors to leave out."""
         b, e, a = self.b, self.e, self.a
-        narrow = []
-        for i, v in enumerate(sums):
-            live = self.lanes_of(a["live"], b.add(first_vector, I64(i)))
-            narrow.append(self.finished(v, b.add(plane, I64(i * self.y_step)), live))
+        narrow = [self.finished(v, b.add(plane, I64(i * self.y_step)), live[i]) for i, v in enumerate(sums)]
 
         def store(i: int) -> None:
             e.store(narrow[i], e.at(a["y"], b.add(plane, I64(i * self.y_step))), self.code.dtypes.output)

@@ -1,7 +1,7 @@
 """Sums in registers: what every kernel of ours does with a sparse filter, wherever its windows lie.
 
-A row is the nonzeros of one filter in one block of channels. Its sums start at the bias or where the block before left them, take
-one broadcast and one FMA with a memory operand for each nonzero and vector, and end in scratch or, after the epilogue, in y.
+A row is the nonzeros of one filter in one block of channels. Its sums take one broadcast and one FMA with a memory operand for each
+nonzero and vector, are added to the bias or to what the block before left, and end in scratch or, after the epilogue, in y.
 """
 
 from __future__ import annotations
@@ -88,10 +88,11 @@ class Sums:
         return e.choose(opening, fresh, resumed)
 
     def row(self, k: Value, opening: Value, kept: Value, nonzeros: Callable[[list[Value]], list[Value]]) -> list[Value]:
-        """The f32 sums of filter k so far with a row's `nonzeros` added, which are summed in the type of the accumulator."""
+        """The f32 sums of filter k so far with a row's `nonzeros` added, which are summed in the type of the accumulator.
+
+        A row starts from zero: rows of a few dozen nonzeros, then their sums, round less than one chain of hundreds.
+        """
         so_far = self.start(k, opening, kept)
-        if self.summed == "f32":
-            return nonzeros(so_far)
         added = nonzeros([self.nothing] * self._code.vectors)
         return [self.b.fadd(s, self.e.widen(v, self.summed, "f32", self.lanes)) for s, v in zip(so_far, added, strict=True)]
 

@@ -2,16 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+
 import numpy as np
 
 from aerogel.candidate import POINTERS, Kernel
 from aerogel.codegen import copy, llvm
 from aerogel.errors import PlanMismatch
+from aerogel.graph import Node
 from aerogel.layout import Layout, Shape
 from aerogel.target import Target
 
 
-def convert(shape: Shape, source: Layout, target: Layout, machine: Target, place: tuple[int, int] = (0, 0)) -> list[Kernel]:
+@dataclass(frozen=True)
+class Enlarge:
+    """`repeat` pixels a pixel and direction: of the same one, or (`woven`) of as many channels in turn."""
+
+    repeat: int = 1
+    woven: bool = False
+
+
+def enlarges(node: Node, shapes: Mapping[str, tuple[int, ...]]) -> Enlarge | None:
+    """What a node does to an image if it only enlarges it; None for all others."""
+    if node.op == "aten.pixel_shuffle.default":
+        return Enlarge(node.args[1], woven=True)
+    if not node.op.startswith("aten.upsample_nearest2d."):
+        return None
+    (h, w), (p, q) = shapes[node.inputs[0]][2:], shapes[node.name][2:]
+    return next((Enlarge(n) for n in (2, 4) if (p, q) == (n * h, n * w)), None)
+
+
+_SAME = Enlarge()
+
+
+def convert(
+    shape: Shape, source: Layout, target: Layout, machine: Target, place: tuple[int, int] = (0, 0), larger: Enlarge = _SAME
+) -> list[Kernel]:
     """Kernels that copy a tensor of `shape`: one, or one for each phase. Borders of the target are written as zeros.
 
     `place` is (first channel, channels of the whole) where the target is a part of a wider tensor: a concatenation.
@@ -19,26 +46,30 @@ def convert(shape: Shape, source: Layout, target: Layout, machine: Target, place
     if source.kind == "phases" or target.kind == "channels_last" or source.dtype != target.dtype:
         raise PlanMismatch(f"no kernel copies {source} to {target}")
     n, c, h, w = shape
+    repeat, maps = larger.repeat, larger.repeat**2 if larger.woven else 1
+    c //= maps
     first, whole = place[0], place[1] or c
     item = source.item_bytes
     x_image, x_channel, x_row, x_column = _strides(source, shape)
-    rows, columns = target.rows_columns(h, w)
+    h_out, w_out = h * repeat, w * repeat
+    rows, columns = target.rows_columns(h_out, w_out)
     top, left = target.border[:2] if target.kind == "phases" else (0, 0)
     u, v = target.stride
-    phase_plane = h * w if target.kind == "contiguous" else target.phase_plane(h, w)
+    phase_plane = h_out * w_out if target.kind == "contiguous" else target.phase_plane(h_out, w_out)
     plane = phase_plane * target.kept[0] * target.kept[1]
-    pitch = w if target.kind == "contiguous" else target.pitch
+    pitch = w_out if target.kind == "contiguous" else target.pitch
     step = v if x_column == 1 and v <= 2 else 0
-    code = copy.CopyCode(machine.isa, item, step)
+    code = copy.CopyCode(machine.isa, item, step, repeat)
     entry = llvm.function(str(code), copy.ENTRY, lambda: copy.emit(code), machine.isa)
     kernels = []
     for a in range(target.kept[0]):
         for b in range(target.kept[1]):
             low = min(columns, max(0, -(-(left - b) // v)))
-            high = max(low, min(columns, -(-(w + left - b) // v)))
+            high = max(low, min(columns, -(-(w_out + left - b) // v)))
             sizes = {
-                "images": n, "channels": c, "x_image": x_image * item, "x_channel": x_channel * item, "x_row": x_row * item,
-                "x_column": v * x_column * item, "y_first": (first * plane + (a * target.kept[1] + b) * phase_plane) * item,
+                "images": n, "channels": c, "x_image": x_image * item, "x_channel": maps * x_channel * item, "x_row": x_row * item,
+                "x_column": v * x_column * item, "x_part": x_channel * item if larger.woven else 0,
+                "y_first": (first * plane + (a * target.kept[1] + b) * phase_plane) * item,
                 "y_image": whole * plane * item, "y_channel": plane * item, "y_row": pitch * item, "rows": rows,
                 "row_first": a - top, "row_step": u, "x_rows": h, "column_low": low, "column_high": high,
                 "column_first": (low * v + b - left) * x_column * item, "row_bytes": pitch * item,

@@ -10,13 +10,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from aerogel.candidate import Config, Kernel, Packed
-from aerogel.graph import Graph, Node, Ref
+from aerogel.graph import Graph, Node
 from aerogel.layout import Array, Layout, Shape
 from aerogel.methods import method
 from aerogel.problem import Conv
 from aerogel.runtime import pooling
-from aerogel.runtime.arena import Need, place
-from aerogel.runtime.convert import convert
+from aerogel.runtime.arena import Touch, place
+from aerogel.runtime.convert import Enlarge, convert, enlarges
+from aerogel.runtime.views import concatenated, cuts, homes, root, slices
 from aerogel.target import Target
 
 NATIVE = ("direct", "stridepack")
@@ -83,16 +84,10 @@ def image_shape(shape: tuple[int, ...]) -> Shape:
     return shape[0], shape[1], rows, columns
 
 
-def concatenated(node: Node) -> tuple[str, ...]:
-    """The maps a node lays side by side along the channels, or nothing."""
-    if node.op != "aten.cat.default" or node.kwargs or len(node.args) != 2 or node.args[1] not in (1, -3):
-        return ()
-    return tuple(a.name for a in node.args[0] if isinstance(a, Ref))
-
-
 def passes(node: Node) -> bool:
-    """Whether a node can stay in the arena without being timed: it only moves or pools maps."""
-    return bool(concatenated(node)) or pooling.read(node) is not None
+    """Whether a node can stay in the arena without being timed: it only moves, cuts, pools or enlarges maps."""
+    larger = node.op == "aten.pixel_shuffle.default" or node.op.startswith("aten.upsample_nearest2d.")
+    return larger or bool(concatenated(node)) or cuts(node) or pooling.read(node) is not None
 
 
 def problem(node: Node, shapes: Mapping[str, tuple[int, ...]]) -> Conv:
@@ -124,6 +119,7 @@ class _Walk:
         self.problems = {n.name: problem(n, shapes) for n in graph.nodes if n.name in self.choices}
         self.users = graph.users()
         self.stays = self._staying()
+        self.homes = homes(graph, shapes, self.choices.keys() | self.stays)
         self.parts: list[Part] = []
         self.torch = {*graph.inputs, *graph.constants}
         self.arena: dict[str, tuple[Layout, Shape]] = {}
@@ -134,8 +130,8 @@ class _Walk:
             if node.name in self.choices:
                 self._native(node)
             elif node.name in self.stays:
-                self._concat(node) if concatenated(node) else self._pool(node)
-            else:
+                self._staying_node(node)
+            elif not (cuts(node) and self.stays.issuperset(self.users[node.name])):
                 for name in node.inputs:
                     self._to_torch(name)
                 self.parts.append(Part(node, self._dense(node)))
@@ -148,16 +144,40 @@ class _Walk:
     def _staying(self) -> set[str]:
         """Pooling and concatenation of maps of ours: they stay in the arena, and so does what they give."""
         found: set[str] = set()
+        parts = slices(self.graph, self.shapes)
         for node in self.graph.nodes:
-            if passes(node) and len(self.shapes[node.name]) in (2, 4) and self._dtype() == "f32":
+            if node.name in parts:
+                if parts[node.name][0] in self.choices or parts[node.name][0] in found:
+                    found.add(node.name)
+            elif passes(node) and not cuts(node) and len(self.shapes[node.name]) in (2, 4) and self._dtype() == "f32":
                 ours = [name in self.choices or name in found for name in (concatenated(node) or node.inputs)]
-                if any(ours) and all(len(self.shapes[name]) == 4 for name in node.inputs):
+                taken = bool(concatenated(node)) or pooling.read(node) is not None or enlarges(node, self.shapes) is not None
+                maps = [name for name in node.inputs if name in self.shapes]  # a size is an input too
+                if any(ours) and taken and all(len(self.shapes[name]) == 4 for name in maps):
                     found.add(node.name)
         return found
 
     def _dtype(self) -> str:
         """The element type of our maps: one for a whole program."""
         return next((c.dtypes.input for c in self.problems.values()), "f32")
+
+    def _staying_node(self, node: Node) -> None:
+        if node.op == "getitem":  # a slice: it stands in its source
+            shape = image_shape(self.shapes[node.name])
+            self.arena[node.name] = (self.planes[shape[2:]], shape)
+        elif concatenated(node):
+            self._concat(node)
+        elif larger := enlarges(node, self.shapes):
+            self._enlarge(node, larger)
+        else:
+            self._pool(node)
+
+    def _enlarge(self, node: Node, larger: Enlarge) -> None:
+        shape, y_shape = (image_shape(self.shapes[n]) for n in (node.inputs[0], node.name))
+        writes = self.planes[y_shape[2:]]
+        for made in convert(shape, self.planes[shape[2:]], writes, self.target, larger=larger):
+            self._segment().natives.append(Native(made, node.inputs[0], node.name, label=f"enlarge {node.name}"))
+        self.arena[node.name] = (writes, y_shape)
 
     def _pool(self, node: Node) -> None:
         own = pooling.read(node)
@@ -170,12 +190,13 @@ class _Walk:
 
     def _concat(self, node: Node) -> None:
         whole = image_shape(self.shapes[node.name])
-        writes, first = self.planes[whole[2:]], 0
+        writes, first, (home, start) = self.planes[whole[2:]], 0, root(node.name, self.homes)
         for name in concatenated(node):
             shape = image_shape(self.shapes[name])
             source, origin = self._where(name)
-            for made in convert(shape, source, writes, self.target, (first, whole[1])):
-                self._segment().natives.append(Native(made, origin, node.name, label=f"concat {node.name}"))
+            if root(name, self.homes) != (home, start + first):  # else it was written there
+                for made in convert(shape, source, writes, self.target, (first, whole[1])):
+                    self._segment().natives.append(Native(made, origin, node.name, label=f"concat {node.name}"))
             first += shape[1]
         self.arena[node.name] = (writes, whole)
 
@@ -269,24 +290,12 @@ class _Walk:
         self.torch.add(name)
 
     def _placed(self) -> Program:
-        life: dict[str, list[int]] = {}
-        steps = [(i, s) for i, s in enumerate(s for p in self.parts for s in p.natives)]
-        for i, step in steps:
-            for name in (step.x, step.y, step.residual):
-                if name is not None and not name.startswith("@"):
-                    life.setdefault(name, [i, i])[1] = i
-        shared: dict[str, str] = {}
-        for i, step in steps:
-            old = step.residual
-            if old is not None and life[old][1] == i and step.x != old and life[step.y][0] == i and step.y not in shared:
-                shared[step.y] = shared.get(old, old)  # the last reader of a residual writes over it
-                life[shared[step.y]][1] = life[step.y][1]
-        needs = []
-        for name, (first, last) in life.items():
-            layout, shape = self.arena[name]
-            if name not in shared:
-                needs.append(Need(name, layout.elements(shape) * layout.item_bytes, first, last))
-        offsets, size = place(needs)
-        offsets |= {name: offsets[owner] for name, owner in shared.items()}
-        scratch = max((s.kernel.scratch_bytes for _, s in steps), default=0)
-        return Program(tuple(self.parts), self.shapes, offsets, size, scratch)
+        steps = [step for part in self.parts for step in part.natives]
+        touched = [Touch(s.x, s.y, s.residual) for s in steps]
+        sizes = {name: layout.elements(shape) * layout.item_bytes for name, (layout, shape) in self.arena.items()}
+        inside = {}
+        for name in self.homes:
+            (whole, channel), (layout, (_, _, h, w)) = root(name, self.homes), self.arena[name]
+            inside[name] = whole, channel * layout.plane(h, w) * layout.item_bytes
+        offsets, size = place(touched, sizes, inside)
+        return Program(tuple(self.parts), self.shapes, offsets, size, max((s.kernel.scratch_bytes for s in steps), default=0))

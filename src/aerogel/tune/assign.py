@@ -112,7 +112,7 @@ def sources(graph: Graph) -> dict[str, tuple[str, ...]]:
     """For pooling and concatenation, which go where their maps are: the values they are made of."""
     found: dict[str, tuple[str, ...]] = {}
     for node in graph.nodes:
-        if passes(node):
+        if passes(node) or (node.op == "getitem" and node.args[0].name in found):
             found[node.name] = tuple(dict.fromkeys(s for name in node.inputs for s in found.get(name, (name,))))
     return found
 
