@@ -28,7 +28,7 @@ def activation(e: Emit, name: str, v: Value, lanes: int, slope: Value) -> Value:
         return b.select(b.fcmp_ordered(">", v, zero), v, b.fmul(v, slope))
     if name == "hardswish":
         gate = _at_most(e, _at_least(e, b.fadd(v, constant(lanes, 3.0)), zero), constant(lanes, 6.0))
-        return b.fmul(v, b.fdiv(gate, constant(lanes, 6.0)))  # v * gate first would overflow near the largest floats
+        return b.fmul(v, b.fmul(gate, constant(lanes, 1 / 6)))  # v * gate first would overflow near the largest floats
     if name == "silu":
         return _silu(e, v, lanes)
     raise ValueError(f"no emitter for activation '{name}'")
@@ -43,35 +43,37 @@ def _at_most(e: Emit, v: Value, high: Value) -> Value:
 
 
 def _silu(e: Emit, x: Value, lanes: int) -> Value:
-    """x * sigmoid(x) with t = exp(-|x|): x / (1 + t) for x >= 0, x * t / (1 + t) below.
+    """x * sigmoid(x) with t = exp(-|x|): x / (1 + t) for x >= 0, x * t / (1 + t) below. One division serves both.
 
-    t = p * 2^n. Below zero the power of two is applied last and in two halves, so that results among the subnormals are
-    rounded once.
+    t = p * 2^n = p * 2^(n + 64) * 2^-64: the first power is never subnormal, so a result that is one is rounded once.
     """
     b = e.b
     kind, ints = ir.VectorType(F32, lanes), ir.VectorType(I32, lanes)
+    fma = b.module.globals.get(f"llvm.fmuladd.v{lanes}f32") or ir.Function(
+        b.module, ir.FunctionType(kind, [kind] * 3), f"llvm.fmuladd.v{lanes}f32"
+    )
     negative = b.fcmp_ordered("<", x, constant(lanes, 0.0))
     minus = b.select(negative, x, b.fneg(x))
     clamped = _at_least(e, minus, constant(lanes, _VANISHES))
-    scaled = b.fmul(clamped, constant(lanes, _LOG2E))
-    n = b.fptosi(b.fsub(scaled, constant(lanes, 0.5)), ints)  # clamped <= 0, so truncation rounds to nearest
+    scaled = b.call(fma, [clamped, constant(lanes, _LOG2E), constant(lanes, -0.5)])
+    n = b.fptosi(scaled, ints)  # clamped <= 0, so truncation rounds to nearest
     n = b.select(b.fcmp_unordered("uno", x, x), ir.Constant(ints, [0] * lanes), n)
     turns = b.sitofp(n, kind)
-    r = b.fsub(clamped, b.fmul(turns, constant(lanes, _LN2_HIGH)))
-    r = b.fsub(r, b.fmul(turns, constant(lanes, _LN2_LOW)))
+    r = b.call(fma, [turns, constant(lanes, -_LN2_HIGH), clamped])
+    r = b.call(fma, [turns, constant(lanes, -_LN2_LOW), r])
     p = constant(lanes, _EXP[-1])
     for coefficient in reversed(_EXP[:-1]):
-        p = b.fadd(b.fmul(p, r), constant(lanes, coefficient))
-    half = b.ashr(n, ir.Constant(ints, [1] * lanes))
-    low, high = _power(e, half, lanes), _power(e, b.sub(n, half), lanes)
-    one_plus = b.fadd(constant(lanes, 1.0), b.fmul(b.fmul(p, low), high))
-    below = b.fmul(b.fmul(b.fdiv(b.fmul(x, p), one_plus), low), high)
+        p = b.call(fma, [p, r, constant(lanes, coefficient)])
+    power, down = _power(e, n, 64, lanes), constant(lanes, 2.0**-64)
+    one_plus = b.call(fma, [b.fmul(p, power), down, constant(lanes, 1.0)])
+    share = b.fdiv(b.select(negative, b.fmul(x, p), x), one_plus)
+    below = b.fmul(b.fmul(share, power), down)
     below = b.select(b.fcmp_ordered("<", x, constant(lanes, _VANISHES)), b.fmul(x, constant(lanes, 0.0)), below)
-    return b.select(negative, below, b.fdiv(x, one_plus))
+    return b.select(negative, below, share)
 
 
-def _power(e: Emit, n: Value, lanes: int) -> Value:
-    """2^n for -126 <= n <= 127, by writing the exponent."""
+def _power(e: Emit, n: Value, more: int, lanes: int) -> Value:
+    """2^(n + more) for -126 <= n + more <= 127, by writing the exponent."""
     ints = ir.VectorType(I32, lanes)
-    bits = e.b.shl(e.b.add(n, ir.Constant(ints, [127] * lanes)), ir.Constant(ints, [23] * lanes))
+    bits = e.b.shl(e.b.add(n, ir.Constant(ints, [127 + more] * lanes)), ir.Constant(ints, [23] * lanes))
     return e.b.bitcast(bits, ir.VectorType(F32, lanes))

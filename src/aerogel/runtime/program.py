@@ -14,7 +14,7 @@ from aerogel.graph import Graph, Node
 from aerogel.layout import Array, Layout, Shape
 from aerogel.methods import method
 from aerogel.problem import Conv
-from aerogel.runtime import pooling
+from aerogel.runtime import features, pooling
 from aerogel.runtime.arena import Touch, place
 from aerogel.runtime.convert import Enlarge, convert, enlarges
 from aerogel.runtime.views import concatenated, cuts, homes, root, slices
@@ -30,6 +30,9 @@ class Packs:
 
     def __init__(self, weights: Mapping[str, Array]) -> None:
         self._weights, self._known = weights, dict[tuple[str, Config], Packed]()
+
+    def weight(self, name: str) -> Array:
+        return self._weights[name]
 
     def of(self, weight: str, conv: Conv, config: Config) -> Packed:
         if (weight, config) not in self._known:
@@ -146,7 +149,9 @@ class _Walk:
         found: set[str] = set()
         parts = slices(self.graph, self.shapes)
         for node in self.graph.nodes:
-            if node.name in parts:
+            if self._linear(node, found):
+                found.add(node.name)
+            elif node.name in parts:
                 if parts[node.name][0] in self.choices or parts[node.name][0] in found:
                     found.add(node.name)
             elif passes(node) and not cuts(node) and len(self.shapes[node.name]) in (2, 4) and self._dtype() == "f32":
@@ -157,12 +162,22 @@ class _Walk:
                     found.add(node.name)
         return found
 
+    def _linear(self, node: Node, found: set[str]) -> bool:
+        """Whether a node is a dense Linear over features of ours."""
+        if node.conv is None or node.name in self.choices or node.name not in self.given:
+            return False
+        x, _, _, residual = node.conv_inputs()
+        held = all(name in self.choices or name in found for name in (x, residual) if name is not None)
+        return held and len(self.shapes[x]) == 2 and features.takes(problem(node, self.shapes))
+
     def _dtype(self) -> str:
         """The element type of our maps: one for a whole program."""
         return next((c.dtypes.input for c in self.problems.values()), "f32")
 
     def _staying_node(self, node: Node) -> None:
-        if node.op == "getitem":  # a slice: it stands in its source
+        if node.conv is not None:
+            self._features(node)
+        elif node.op == "getitem":  # a slice: it stands in its source
             shape = image_shape(self.shapes[node.name])
             self.arena[node.name] = (self.planes[shape[2:]], shape)
         elif concatenated(node):
@@ -171,6 +186,14 @@ class _Walk:
             self._enlarge(node, larger)
         else:
             self._pool(node)
+
+    def _features(self, node: Node) -> None:
+        conv, plane = problem(node, self.shapes), self.planes[1, 1]
+        x, weight, bias, residual = node.conv_inputs()
+        made = features.kernel(self.packs.weight(weight), conv, plane, plane, self.target)
+        label = f"dot {node.layer or node.name}"
+        self._segment().natives.append(Native(made, x, node.name, residual, bias, label))
+        self.arena[node.name] = (plane, conv.y_shape)
 
     def _enlarge(self, node: Node, larger: Enlarge) -> None:
         shape, y_shape = (image_shape(self.shapes[n]) for n in (node.inputs[0], node.name))

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from aerogel.candidate import POINTERS
 from aerogel.graph import Graph
-from aerogel.layout import LINE_BYTES, Array
+from aerogel.layout import LINE_BYTES, NUMPY, Array
 from aerogel.runtime import interpret, pool
-from aerogel.runtime.program import Part, Program
+from aerogel.runtime.program import Export, Part, Program
 
 _DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 
@@ -49,6 +49,12 @@ def _inner(graph: Graph, program: Program) -> dict[str, torch.Tensor]:
     exports = {name: made for part in program.parts for name, made in part.exports.items()}
     users = graph.users()
     return {n: torch.empty(e.shape, dtype=_DTYPES[e.dtype]) for n, e in exports.items() if convolutions.issuperset(users[n])}
+
+
+def _fresh(made: Export) -> torch.Tensor:
+    """A tensor of its own. numpy makes it: torch.empty gives up the GIL, and beside a busy Python thread waits 5 ms for it."""
+    tensor = torch.from_numpy(np.empty(made.shape, NUMPY[made.dtype]))
+    return tensor if made.dtype != "bf16" else tensor.view(torch.bfloat16)
 
 
 class OtherShape(Exception):
@@ -138,7 +144,7 @@ class Workspace:
                 continue
             held = {name: _same(values[name], shape).contiguous() for name, shape in step.imports.items()}
             for name, fresh in step.part.exports.items():
-                held[name] = self._inner[name] if name in self._inner else torch.empty(fresh.shape, dtype=_DTYPES[fresh.dtype])
+                held[name] = self._inner[name] if name in self._inner else _fresh(fresh)
             for arguments, slot, name in step.patches:
                 arguments[slot] = held[name].data_ptr()
             launch(step)
