@@ -103,7 +103,7 @@ FAULTS = (
     Fault(STRIDEPACK, "(channel % stage * _tile_rows(conv, rows) + i * conv.dilation[0])", "(channel % stage * _tile_rows(conv, rows) + i)", "rows of the tile forget their dilation"),
     Fault(STRIDEPACK, "return max(0, reach - reads.plane(*conv.size)), max(0, over)", "return max(0, reach - reads.plane(*conv.size) - 16), max(0, over)", "a tile's slack is a vector short"),
     Fault(STRIDEPACK, "work[least] += lengths[k] + 4", "work[least] += 1", "filters are dealt by number, not by work", "tests/test_stridepack.py"),
-    Fault(LAYOUT, "zeros = max(self.front, bottom * self.pitch + right, self.pitch - w)", "zeros = max(top * self.pitch, bottom * self.pitch, self.pitch - w)", "planes overlap their side borders"),
+    Fault(LAYOUT, "zeros = max(self.front, bottom * self.pitch + right, self.pitch - w)", "zeros = max(self.border[0] * self.pitch, bottom * self.pitch, self.pitch - w)", "planes overlap their side borders"),
     Fault(LAYOUT, "return _up(self.border[0] * self.pitch + self.border[1], self.line)", "return self.border[0] * self.pitch // self.line * self.line", "the front is too short"),
     Fault(LAYOUT, "part = padded[:, :, i::u, j::v]", "part = padded[:, :, j::u, i::v]", "phases are transposed"),
     Fault("candidate.py", "residual + y_front if residual else 0", "residual if residual else 0", "the residual starts at its border"),
