@@ -6,7 +6,8 @@
         y[q] = the largest (sum / window) of line[q * stride + s * dilation]  line has -inf (0) where the image has no column
       zeros up to the end of the row and of the plane: the border
 
-The two passes need r + s comparisons a pixel instead of r * s. NaN wins over every number, as it does in torch.
+The two passes need r + s comparisons a pixel instead of r * s. The line of the next row is made before this row's is read: what was
+only just stored would be waited for. NaN wins over every number, as it does in torch.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ SIZES = (
     "front_elements",  # border before the first plane
     "top", "left", "taps", "row_dilation", "row_stride",
     "line_elements",  # elements of a line
-    "scratch_thread",  # bytes of one thread's line
+    "scratch_thread",  # bytes of one thread's two lines
     "scale",  # bits of the f32 that an average is multiplied with
 )  # fmt: skip
 ARGUMENTS = POINTERS + SIZES
@@ -63,63 +64,88 @@ def emit(code: PoolCode) -> str:
         kind: ir.Function(module, ir.FunctionType(kind, [kind] * 2), f"llvm.maximum.{suffix}")
         for kind, suffix in ((vector, f"v{lanes}f32"), (F32, "f32"))
     }
+    every_other = ir.Constant(ir.VectorType(ir.IntType(32), lanes), list(range(0, 2 * lanes, 2)))
     lowest = ir.Constant(F32, float("-inf") if code.kind == "max" else 0.0)
     scale = b.bitcast(b.trunc(a["scale"], ir.IntType(32)), F32)
 
     def join(first: Value, second: Value) -> Value:
         return b.call(largest[first.type], [first, second]) if code.kind == "max" else b.fadd(first, second)
 
-    line = e.at(a["scratch"], b.mul(thread, a["scratch_thread"]))
-    inner = e.at(line, b.mul(a["left"], I64(4)))
+    lines = e.at(a["scratch"], b.mul(thread, a["scratch_thread"]))
 
     def put(base: Value, i: Value, value: Value) -> None:
         b.store(value, b.gep(base, [i], source_etype=F32), align=4)
 
-    e.loop(I64(0), a["line_elements"], lambda i, _: put(line, i, lowest))
+    def line(p: Value) -> Value:
+        return b.gep(lines, [b.mul(b.and_(p, I64(1)), a["line_elements"])], source_etype=F32)
+
+    e.loop(I64(0), b.mul(I64(2), a["line_elements"]), lambda i, _: put(lines, i, lowest))
 
     def unit(u: Value) -> None:
         x, y = e.at(a["x"], b.mul(u, a["x_plane"])), e.at(a["y"], b.mul(u, a["y_plane"]))
-        e.loop(I64(0), a["y_rows"], lambda p, _: row(x, y, p))
+
+        def step(p: Value, _: list[Value]) -> None:
+            e.when(b.icmp_signed("<", p, a["y_rows"]), lambda: down(x, p))
+            e.when(b.icmp_signed(">", p, I64(0)), lambda: across(y, b.sub(p, I64(1))))
+
+        e.loop(I64(0), b.add(a["y_rows"], I64(1)), step)
         e.loop(b.mul(a["y_rows"], a["y_row"]), a["plane_elements"], lambda i, _: put(y, i, F32(0)))
         e.when(
             b.icmp_signed("==", u, I64(0)),
             lambda: e.loop(b.neg(a["front_elements"]), I64(0), lambda i, _: put(y, i, F32(0))) and None,
         )
 
-    def row(x: Value, y: Value, p: Value) -> None:
-        top = b.sub(b.mul(p, a["row_stride"]), a["top"])
-        out = b.gep(y, [b.mul(p, a["y_row"])], source_etype=F32)
+    def down(x: Value, p: Value) -> None:
+        """The line of row p. Taps from `low` up to `high` are rows of the image."""
+        top, dilation = b.sub(b.mul(p, a["row_stride"]), a["top"]), a["row_dilation"]
+        inner = b.gep(line(p), [a["left"]], source_etype=F32)
+        less = b.sub(dilation, I64(1))
+        before, behind = (b.sdiv(b.add(b.sub(edge, top), less), dilation) for edge in (I64(0), a["x_rows"]))
+        low = b.select(b.icmp_signed(">", before, I64(0)), before, I64(0))
+        high = b.select(b.icmp_signed("<", behind, a["taps"]), behind, a["taps"])
 
         def columns(j: Value, _: list[Value]) -> None:
             def tap(i: Value, acc: list[Value]) -> list[Value]:
-                at = b.add(top, b.mul(i, a["row_dilation"]))
-                there = b.and_(b.icmp_signed(">=", at, I64(0)), b.icmp_signed("<", at, a["x_rows"]))
-                place = b.gep(e.at(x, b.mul(at, a["x_row"])), [j], source_etype=F32)
-                return e.choose(there, lambda: [join(acc[0], e.load(place, vector, 4))], lambda: [acc[0]])
+                row = e.at(x, b.mul(b.add(top, b.mul(i, dilation)), a["x_row"]))
+                return [join(acc[0], e.load(b.gep(row, [j], source_etype=F32), vector, 4))]
 
-            start = ir.Constant(vector, [lowest.constant] * lanes)
-            _, (best,) = e.loop(I64(0), a["taps"], tap, [start])
+            _, (best,) = e.loop(low, high, tap, [ir.Constant(vector, [lowest.constant] * lanes)])
             b.store(best, b.gep(inner, [j], source_etype=F32), align=4)
 
         e.loop(I64(0), a["x_columns"], columns, step=lanes)
         e.loop(a["x_real"], a["x_columns"], lambda i, _: put(inner, i, lowest))
 
+    def across(y: Value, p: Value) -> None:
+        """Row p of the output from its line: whole vectors where columns are neighbours or every other one, then pixels."""
+        out, own = b.gep(y, [b.mul(p, a["y_row"])], source_etype=F32), line(p)
+
+        def finished(value: Value) -> Value:
+            if code.kind == "max":
+                return value
+            return b.fmul(value, scale if value.type == F32 else e.splat(scale, lanes))
+
+        def several(q: Value, _: list[Value]) -> None:
+            best = ir.Constant(vector, [lowest.constant] * lanes)
+            for i in range(code.width):
+                at = b.add(b.mul(q, I64(code.stride)), I64(i * code.dilation))
+                parts = [e.load(b.gep(own, [b.add(at, I64(j * lanes))], source_etype=F32), vector, 4) for j in range(code.stride)]
+                best = join(best, parts[0] if code.stride == 1 else b.shuffle_vector(*parts, every_other))
+            b.store(finished(best), b.gep(out, [q], source_etype=F32), align=4)
+
         def pixel(q: Value, _: list[Value]) -> None:
-            start = b.mul(q, I64(code.stride))
+            start = b.gep(own, [b.mul(q, I64(code.stride))], source_etype=F32)
+            if code.width > UNROLLED and code.dilation == 1:
+                put(out, q, finished(wide(start)))
+                return
+            best = lowest
+            for i in range(code.width):
+                best = join(best, e.load(b.gep(start, [I64(i * code.dilation)], source_etype=F32), F32, 4))
+            put(out, q, finished(best))
 
-            def column(s: Value, best: list[Value]) -> list[Value]:
-                at = b.add(start, b.mul(s, I64(code.dilation)))
-                return [join(best[0], e.load(b.gep(line, [at], source_etype=F32), F32, 4))]
-
-            if code.width <= UNROLLED or code.dilation > 1:
-                best = lowest
-                for s in range(code.width):
-                    (best,) = column(I64(s), [best])
-            else:
-                best = wide(b.gep(line, [start], source_etype=F32))
-            put(out, q, best if code.kind == "max" else b.fmul(best, scale))
-
-        e.loop(I64(0), a["y_columns"], pixel)
+        done: Value = I64(0)
+        if code.stride <= 2 and code.width <= UNROLLED:
+            done, _ = e.loop(I64(0), a["y_columns"], several, step=lanes)
+        e.loop(done, a["y_columns"], pixel)
         e.loop(a["y_columns"], a["y_row"], lambda i, _: put(out, i, F32(0)))
 
     def wide(first: Value) -> Value:

@@ -62,7 +62,7 @@ def _pair(value: object) -> tuple[int, int] | None:
 
 
 def kernel(pooling: Pool, x_shape: Shape, y_shape: Shape, reads: Layout, writes: Layout, target: Target) -> Kernel:
-    """The kernel from one planar layout to another. The line of a thread has room for the widest window."""
+    """The kernel from one planar layout to another. The lines of a thread have room for the widest window."""
     (n, c, h, w), (_, _, p, q) = x_shape, y_shape
     taps, width = pooling.window if pooling.window != (0, 0) else (h, w)
     code = pool.PoolCode(target.isa, pooling.kind, width, pooling.stride[1], pooling.dilation[1])
@@ -76,7 +76,7 @@ def kernel(pooling: Pool, x_shape: Shape, y_shape: Shape, reads: Layout, writes:
         "y_rows": p, "y_row": writes.pitch, "y_columns": q, "plane_elements": writes.plane(p, q),
         "front_elements": writes.front, "top": pooling.pad[0], "left": pooling.pad[1], "taps": taps,
         "row_dilation": pooling.dilation[0], "row_stride": pooling.stride[0], "line_elements": line,
-        "scratch_thread": -(-line * 4 // 64) * 64, "scale": int(np.float32(1 / area).view(np.uint32)),
+        "scratch_thread": -(-line * 8 // 64) * 64, "scale": int(np.float32(1 / area).view(np.uint32)),
     }  # fmt: skip
     arguments = np.array([0] * len(POINTERS) + [sizes[name] for name in pool.SIZES], np.int64)
     return Kernel(f"pool {x_shape} {(taps, width)}", reads, writes, entry, arguments, sizes["scratch_thread"])
