@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
 import sys
 import threading
 import time
@@ -55,11 +56,17 @@ def main() -> None:
         model = prune_pattern(model, given.pattern) if given.pattern else prune(model, 0.9)
         results = iter([stable(model) if given.promise == "stable" else busy(model)])
     for result in results:
-        result |= {"promise": given.promise, "date": date.today().isoformat(), "torch": torch.__version__}
+        result |= {"promise": given.promise, "date": date.today().isoformat(), "torch": torch.__version__, "commit": commit()}
         print(json.dumps(result), flush=True)
         if given.append:
             with given.append.open("a") as file:
                 file.write(json.dumps(result) + "\n")
+
+
+def commit() -> str:
+    """The commit that is measured: a file of results grows over several."""
+    ran = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True)
+    return ran.stdout.strip()
 
 
 def slower(name: str, sparsity: float, rounds: int) -> dict[str, Any]:
