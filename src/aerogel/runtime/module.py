@@ -23,7 +23,8 @@ from aerogel.methods.dense import from_torch
 from aerogel.plan import Plan, Timing
 from aerogel.runtime import interpret, operator, pool
 from aerogel.runtime.eager import channels_last
-from aerogel.runtime.program import NATIVE, Packs, Program, build, problem
+from aerogel.runtime.program import NATIVE, Packs, Program, build
+from aerogel.runtime.stays import problem
 from aerogel.runtime.workspace import OtherShape, Workspace
 from aerogel.target import host
 

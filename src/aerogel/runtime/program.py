@@ -17,7 +17,8 @@ from aerogel.problem import Conv
 from aerogel.runtime import features, pooling
 from aerogel.runtime.arena import Touch, place
 from aerogel.runtime.convert import Enlarge, convert, enlarges
-from aerogel.runtime.views import concatenated, cuts, homes, root, slices
+from aerogel.runtime.stays import image_shape, problem, staying
+from aerogel.runtime.views import concatenated, cuts, homes, root
 from aerogel.target import Target
 
 NATIVE = ("direct", "stridepack")
@@ -81,25 +82,6 @@ class Program:
     scratch_bytes: int
 
 
-def image_shape(shape: tuple[int, ...]) -> Shape:
-    """(n, c, l) counts as (n, c, 1, l), features (n, c) as (n, c, 1, 1)."""
-    rows, columns = {2: (1, 1), 3: (1, shape[-1])}.get(len(shape), shape[2:])
-    return shape[0], shape[1], rows, columns
-
-
-def passes(node: Node) -> bool:
-    """Whether a node can stay in the arena without being timed: it only moves, cuts, pools or enlarges maps."""
-    larger = node.op == "aten.pixel_shuffle.default" or node.op.startswith("aten.upsample_nearest2d.")
-    return larger or bool(concatenated(node)) or cuts(node) or pooling.read(node) is not None
-
-
-def problem(node: Node, shapes: Mapping[str, tuple[int, ...]]) -> Conv:
-    """The concrete problem of a conv node for known shapes."""
-    assert node.conv is not None
-    n, _, h, w = image_shape(shapes[node.conv_inputs()[0]])
-    return node.conv.at(n, h, w)
-
-
 def build(
     graph: Graph, shapes: Mapping[str, tuple[int, ...]], choices: Mapping[str, Config], packs: Packs, target: Target
 ) -> Program:
@@ -121,7 +103,7 @@ class _Walk:
         self.choices = {name: c for name, c in choices.items() if c.method in NATIVE}
         self.problems = {n.name: problem(n, shapes) for n in graph.nodes if n.name in self.choices}
         self.users = graph.users()
-        self.stays = self._staying()
+        self.stays = staying(graph, shapes, self.choices.keys(), choices.keys()) if self._dtype() == "f32" else set()
         self.homes = homes(graph, shapes, self.choices.keys() | self.stays)
         self.parts: list[Part] = []
         self.torch = {*graph.inputs, *graph.constants}
@@ -143,32 +125,6 @@ class _Walk:
             if "" in users:
                 self._to_torch(name)
         return self._placed()
-
-    def _staying(self) -> set[str]:
-        """Pooling and concatenation of maps of ours: they stay in the arena, and so does what they give."""
-        found: set[str] = set()
-        parts = slices(self.graph, self.shapes)
-        for node in self.graph.nodes:
-            if self._linear(node, found):
-                found.add(node.name)
-            elif node.name in parts:
-                if parts[node.name][0] in self.choices or parts[node.name][0] in found:
-                    found.add(node.name)
-            elif passes(node) and not cuts(node) and len(self.shapes[node.name]) in (2, 4) and self._dtype() == "f32":
-                ours = [name in self.choices or name in found for name in (concatenated(node) or node.inputs)]
-                taken = bool(concatenated(node)) or pooling.read(node) is not None or enlarges(node, self.shapes) is not None
-                maps = [name for name in node.inputs if name in self.shapes]  # a size is an input too
-                if any(ours) and taken and all(len(self.shapes[name]) == 4 for name in maps):
-                    found.add(node.name)
-        return found
-
-    def _linear(self, node: Node, found: set[str]) -> bool:
-        """Whether a node is a dense Linear over features of ours."""
-        if node.conv is None or node.name in self.choices or node.name not in self.given:
-            return False
-        x, _, _, residual = node.conv_inputs()
-        held = all(name in self.choices or name in found for name in (x, residual) if name is not None)
-        return held and len(self.shapes[x]) == 2 and features.takes(problem(node, self.shapes))
 
     def _dtype(self) -> str:
         """The element type of our maps: one for a whole program."""

@@ -19,7 +19,8 @@ from aerogel.plan import Choice
 from aerogel.problem import Conv
 from aerogel.runtime import pool
 from aerogel.runtime.convert import convert
-from aerogel.runtime.program import NATIVE, image_shape, passes
+from aerogel.runtime.program import NATIVE
+from aerogel.runtime.stays import image_shape, passes
 from aerogel.target import Target
 from aerogel.tune.measure import interleaved
 from aerogel.tune.search import with_config

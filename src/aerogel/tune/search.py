@@ -22,7 +22,8 @@ from aerogel.methods import METHODS, method
 from aerogel.plan import Choice, Timing
 from aerogel.problem import Conv
 from aerogel.runtime import pool
-from aerogel.runtime.program import NATIVE, problem
+from aerogel.runtime.program import NATIVE
+from aerogel.runtime.stays import problem
 from aerogel.target import Target
 from aerogel.tune.measure import ROUND_US, interleaved
 
