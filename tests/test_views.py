@@ -82,8 +82,13 @@ def _again(m: Parts, e: Tensor) -> Tensor:
     return out
 
 
+def _to_size(m: Parts, e: Tensor) -> Tensor:
+    return torch.cat([F.interpolate(m.one(F.max_pool2d(e, 2)), size=e.shape[2:]), e], 1)
+
+
 WHOLES = [(_c2f, 16, 0), (_dense, 24, None), (_grown, 24, None), (_nested, 24, 0), (_twice, 24, None), (_skipped, 16, 0),
-          (_rest, 16, 2), (_again, 8, 0), (_enlarged, 24, 0), (_woven, 14, 0)]  # fmt: skip
+          (_rest, 16, 2), (_again, 8, 0), (_enlarged, 24, 0), (_woven, 14, 0),
+          (_to_size, 16, None)]  # fmt: skip
 
 
 @pytest.mark.parametrize(("join", "channels", "copies"), WHOLES)
@@ -103,3 +108,8 @@ def test_wholes_of_parts(join: Any, channels: int, copies: int | None, batch: in
     for space in spaces:
         space.arena.view(np.float32)[:] = np.nan  # nothing may be read that was not written in the same call
     right(model, fast, torch.randn(batch, 3, 12, 20))
+
+
+def test_a_size_taken_from_another_map_is_no_map() -> None:
+    model, x = sparse(Parts(_to_size, 16)), torch.randn(1, 3, 12, 20)
+    right(model, aerogel.compile(model, x, progress=False), x)

@@ -27,8 +27,9 @@ def kernel(weight: Array, conv: Conv, reads: Layout, writes: Layout, target: Tar
     code = dot.DotCode(target.isa, steps)
     entry = llvm.function(str(code), dot.ENTRY, lambda: dot.emit(code), target.isa)
     padded = -(-conv.c // dot.STEP) * dot.STEP
-    value = np.zeros((conv.k, padded), np.float32)
-    value[:, : conv.c] = weight.reshape(conv.k, conv.c)
+    value = np.ascontiguousarray(weight.reshape(conv.k, conv.c), np.float32)
+    if padded > conv.c:
+        value = np.pad(value, ((0, 0), (0, padded - conv.c)))
     live = lane_bits(code.lanes, np.arange(code.lanes)[None] < 1)
     owned = {"value": value, "live": live, "slope": np.array([conv.slope], np.float32)}
     x_plane, y_plane = reads.plane(1, 1), writes.plane(1, 1)

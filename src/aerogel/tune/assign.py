@@ -139,7 +139,7 @@ def copy_costs(
     """What it costs to bring each value next to a convolution of ours across: measured once for each shape."""
     through = sources(graph)
     near = {n for node in graph.nodes if node.name in set(able) for n in (node.name, *_maps(node))}
-    names = {s for name in near for s in through.get(name, (name,)) if len(shapes[s]) in (2, 3, 4)}
+    names = {s for name in near for s in through.get(name, (name,)) if len(shapes.get(s, ())) in (2, 3, 4)}
     known: dict[Shape, float] = {}
     costs = {}
     for name in names:
