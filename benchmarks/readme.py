@@ -29,12 +29,18 @@ def layers(result: dict[str, Any]) -> str:
 
 
 def models(results: list[dict[str, Any]]) -> str:
-    """The table of benchmarks/run.py, one line a result."""
+    """The table of benchmarks/run.py: of several runs of one thing, the one whose ratio to the fastest is in the middle."""
     names = list(dict.fromkeys(n for r in results for n in r["ratio"] if n != "fastest"))
-    lines = [f"| | aerogel, ms | {' | '.join(names)} |", "|---|---|" + "---|" * len(names)]
+    runs: dict[str, list[dict[str, Any]]] = {}
     for r in results:
+        batch = "" if r["batch"] == 1 else f", batch {r['batch']}"
+        threads = "" if r["threads"] == 1 else f", {r['threads']} threads"
+        runs.setdefault(f"{r['model']} {r['pruning']}, {r['size']} x {r['size']}{batch}{threads}", []).append(r)
+    lines = [f"| | runs | aerogel, ms | {' | '.join(names)} |", "|---|---|---|" + "---|" * len(names)]
+    for what, several in runs.items():
+        r = sorted(several, key=lambda r: float(r["ratio"]["fastest"]))[(len(several) - 1) // 2]
         cells = " | ".join(f"{r['ratio'][n]:.2f}x" if n in r["ratio"] else "" for n in names)
-        lines.append(f"| {r['model']} {r['pruning']}, {r['size']} x {r['size']} | {r['ms']['aerogel']['p50']:.1f} | {cells} |")
+        lines.append(f"| {what} | {len(several)} | {r['ms']['aerogel']['p50']:.1f} | {cells} |")
     last = results[-1]
     return "\n".join([*lines, "", f"{last['date']}, torch {last['torch']}, `{last['target']}`."])
 
