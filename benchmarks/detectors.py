@@ -92,6 +92,41 @@ class YoloV3(nn.Module):
         return outputs
 
 
+class YoloV3Spp(nn.Module):
+    """YOLOv3 with spatial pyramid pooling, its convolutions in the order of the real pruning pattern."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        act = nn.LeakyReLU(0.1)
+
+        def pair(c: int, k: int) -> nn.Sequential:
+            return nn.Sequential(conv_bn(c, k // 2, 1, act=act), conv_bn(k // 2, k, 3, act=act))
+
+        self.body = YoloV3()
+        del self.body.necks, self.body.heads, self.body.reduce
+        self.deep, self.enter, self.leave = pair(1024, 1024), conv_bn(1024, 512, 1, act=act), conv_bn(2048, 512, 1, act=act)
+        self.large = nn.ModuleList([conv_bn(512, 1024, 3, act=act), conv_bn(1024, 512, 1, act=act), conv_bn(512, 1024, 3, act=act)])
+        self.to_middle, self.middle = conv_bn(512, 256, 1, act=act), nn.Sequential(pair(768, 512), pair(512, 512))
+        self.narrow, self.middle_out = conv_bn(512, 256, 1, act=act), conv_bn(256, 512, 3, act=act)
+        self.to_small, self.small = conv_bn(256, 128, 1, act=act), nn.Sequential(pair(384, 256), pair(256, 256), pair(256, 256))
+        self.heads = nn.ModuleList([nn.Conv2d(c, 255, 1) for c in (256, 512, 1024)])
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        x, maps = self.body.stem(x), []
+        for stage in self.body.stages:
+            x = stage(x)
+            maps.append(x)
+        x = self.enter(self.deep(x))
+        x = self.leave(torch.cat([x, *(F.max_pool2d(x, k, 1, k // 2) for k in (5, 9, 13))], 1))
+        x = self.large[1](self.large[0](x))
+        large = self.large[2](x)
+        x = self.middle(torch.cat([F.interpolate(self.to_middle(x), scale_factor=2), maps[3]], 1))
+        x = self.narrow(x)
+        middle = self.middle_out(x)
+        small = self.small(torch.cat([F.interpolate(self.to_small(x), scale_factor=2), maps[2]], 1))
+        return [head(m) for head, m in zip(self.heads, (small, middle, large), strict=True)]
+
+
 class C2f(nn.Module):
     """YOLOv8's block: split, a chain of bottlenecks, all of it joined."""
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.blocks import conv_bn
-from benchmarks.detectors import DenseNet121, Detector, Inception, SqueezeNet, UNet, YoloV3, YoloV8s
+from benchmarks.detectors import DenseNet121, Detector, Inception, SqueezeNet, UNet, YoloV3, YoloV3Spp, YoloV8s
 from benchmarks.odd import Mapping, Signal, Volume
 from benchmarks.patterns import load
 
@@ -125,6 +125,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], int]] = {
     "regnetx": (regnetx, 224),
     "densenet121": (DenseNet121, 224),
     "yolov3": (YoloV3, 640),
+    "yolov3spp": (YoloV3Spp, 640),
     "yolov8s": (YoloV8s, 640),
     "detector": (Detector, 320),
     "unet": (UNet, 512),

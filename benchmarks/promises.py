@@ -34,7 +34,7 @@ from aerogel.tune.measure import interleaved
 from benchmarks.models import MODELS, example, make, prune, prune_pattern
 from benchmarks.run import compare
 
-SMALLER = {"vgg19": 112, "unet": 192, "yolov3": 192, "yolov8s": 256, "detector": 256}
+SMALLER = {"vgg19": 112, "unet": 192, "yolov3": 192, "yolov3spp": 192, "yolov8s": 256, "detector": 256}
 """Image sides that let 200 rounds of the large models fit an hour; the others run at their usual size."""
 
 
