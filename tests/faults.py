@@ -86,7 +86,7 @@ FAULTS = (
     Fault(DIRECT, "or a[\"position\"].max() >= c * r * s", "or a[\"position\"].max() > c * r * s", "a position one past the filter is let in", "tests/test_direct.py"),
     Fault(DIRECT, "or (np.diff(start) < 0).any()", "or False", "row starts that go back are let in", "tests/test_direct.py"),
     Fault(DIRECT, "reads.slack < x_slack or", "", "a layout without slack is let in", "tests/test_direct.py"),
-    Fault(DIRECT, "offsets = offsets + -offsets % lanes", "offsets = offsets - offsets % lanes", "x's slack forgets that a run reads whole vectors"),
+    Fault(DIRECT, "offsets = offsets + -offsets % lanes", "offsets = offsets - offsets % lanes", "x's slack forgets that a run reads whole vectors", "tests/test_direct.py"),
     Fault(DIRECT, "return (offset - offset % lanes)[order]", "return offset[order]", "windows of a run are moved twice"),
     Fault(DIRECT, "np.cumsum(counts)]).astype(np.int32), value[order]", "np.cumsum(counts)]).astype(np.int32), value", "values are not sorted into their runs"),
     Fault(ROWS, "list(range(shift, shift + self.lanes))", "list(range(shift - 1, shift - 1 + self.lanes))", "a run's sums are moved one lane short"),

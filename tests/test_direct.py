@@ -96,3 +96,25 @@ def test_images_beyond_32_bit_offsets_are_refused_before_allocation() -> None:
     reads, writes = direct.layouts(conv, CONFIG, host(), (0, 0, 0, 0))
     with pytest.raises(ShapeError, match="2 GiB"):
         direct.build(_packed()[1], conv, CONFIG, host(), reads, writes)
+
+
+def test_slack_covers_what_the_last_run_reads() -> None:
+    """Counted here from the picture in codegen/rows.py: a run that does not start a vector reads one vector more."""
+    rng, target = np.random.default_rng(0), host()
+    lanes, bounded = target.vector_bytes // 4, 0
+    for _ in range(300):
+        r, s, h, w, v = (int(rng.integers(*span)) for span in ((1, 4), (1, 4), (4, 30), (4, 70), (1, 8)))
+        pad = tuple(int(rng.integers(0, side)) for side in (r, s, r, s))
+        conv = Conv(3, 4, r, s, pad=(pad[0], pad[1], pad[2], pad[3]), n=1, h=h, w=w)
+        config = Config.make("direct", vectors=v, channels=3, groups=1, ahead=0, aligned=1)
+        reads, _ = direct.layouts(conv, config, target, (0, 0, 0, 0))
+        plane, (p, q) = reads.plane(h, w), conv.out
+        last_block = -(-((p - 1) * reads.pitch + q) // (v * lanes)) * v * lanes - v * lanes
+        furthest = 0
+        for i in range(r):
+            for j in range(s):
+                window = 2 * plane + (i - pad[0]) * reads.pitch + j - pad[1]
+                furthest = max(furthest, last_block + window - window % lanes + (v + (window % lanes > 0)) * lanes)
+        assert furthest <= 3 * plane + reads.slack
+        bounded += furthest == 3 * plane + reads.slack
+    assert bounded > 50, "in many of them it is the slack that decides"
