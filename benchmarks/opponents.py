@@ -1,7 +1,8 @@
 """Other runtimes on the same dense model, each as a function of nothing. What is not installed is named as absent.
 
-All take the model as it is, zeros included: none of them skips zeros. All are given the NCHW tensors that aerogel is given; who
-wants another layout converts it within its own time.
+All take the model as it is, zeros included: none of them skips zeros. All are given the f32 NCHW tensors that aerogel is given; who
+wants another layout or precision converts within its own time. A name without a precision means f32; bf16 and int8 use AMX where
+the machine has it. `aerogel-f32` is ourselves, for what half precision gains.
 """
 
 from __future__ import annotations
@@ -13,10 +14,13 @@ from typing import Any
 
 import torch
 
-from aerogel.runtime.eager import channels_last, in_both_layouts
+import aerogel
+from aerogel.runtime.eager import InType, bodies, channels_last, in_both_layouts, runner
 from benchmarks.models import Call
 
 Run = Callable[[], Any]
+CALIBRATION = 32
+"""Images that OpenVINO's quantization sees."""
 
 
 def torch_contiguous(model: torch.nn.Module, call: Call, threads: int) -> Run:
@@ -63,13 +67,55 @@ def onnxruntime(model: torch.nn.Module, call: Call, threads: int) -> Run:
 
 
 def openvino(model: torch.nn.Module, call: Call, threads: int) -> Run:
+    path, arrays = _onnx(model, call)
+    return _openvino(path, arrays, threads, "f32")
+
+
+def openvino_bf16(model: torch.nn.Module, call: Call, threads: int) -> Run:
+    path, arrays = _onnx(model, call)
+    return _openvino(path, arrays, threads, "bf16")
+
+
+def openvino_int8(model: torch.nn.Module, call: Call, threads: int) -> Run:
+    """OpenVINO's own post-training quantization, calibrated on seeded images like the example; what is left over in bf16."""
+    import nncf
     import openvino as ov
 
-    core = ov.Core()
-    settings = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY"}
     path, arrays = _onnx(model, call)
-    request = core.compile_model(str(path), "CPU", settings).create_infer_request()
+    rng = torch.Generator().manual_seed(0)
+    images = [[torch.randn(a.shape, generator=rng).numpy() for a in arrays] for _ in range(CALIBRATION)]
+    quantized = nncf.quantize(ov.Core().read_model(str(path)), nncf.Dataset(images), subset_size=CALIBRATION)
+    return _openvino(quantized, arrays, threads, "bf16")
+
+
+def _openvino(model: Any, arrays: list[Any], threads: int, precision: str) -> Run:
+    import openvino as ov
+
+    settings = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": precision, "PERFORMANCE_HINT": "LATENCY"}
+    request = ov.Core().compile_model(model, "CPU", settings).create_infer_request()
     return lambda: request.infer(arrays)
+
+
+def torch_bf16(model: torch.nn.Module, call: Call, threads: int) -> Run:
+    return runner(bodies(model, torch.bfloat16)["contiguous bfloat16"], call, "contiguous")
+
+
+def torch_bf16_channels_last(model: torch.nn.Module, call: Call, threads: int) -> Run:
+    return runner(bodies(model, torch.bfloat16)["channels_last bfloat16"], call, "channels_last")
+
+
+def inductor_bf16(model: torch.nn.Module, call: Call, threads: int) -> Run:
+    return inductor(InType(model, torch.bfloat16), call, threads)
+
+
+def aerogel_f32(model: torch.nn.Module, call: Call, threads: int) -> Run:
+    fast = aerogel.compile(model, *call, store=tempfile.mkdtemp())
+    return lambda: fast(*call[0], **call[1])
+
+
+def outputs(given: Any) -> list[Any]:
+    """What a run gave, as a flat list."""
+    return list(given.values()) if hasattr(given, "values") else torch.utils._pytree.tree_leaves(given)
 
 
 OPPONENTS: dict[str, dict[str, Callable[[torch.nn.Module, Call, int], Run]]] = {
@@ -77,6 +123,11 @@ OPPONENTS: dict[str, dict[str, Callable[[torch.nn.Module, Call, int], Run]]] = {
     "inductor": {"inductor": inductor},
     "onnxruntime": {"onnxruntime": onnxruntime},
     "openvino": {"openvino": openvino},
+    "torch-bf16": {"torch-bf16": torch_bf16, "torch-bf16-channels-last": torch_bf16_channels_last},
+    "inductor-bf16": {"inductor-bf16": inductor_bf16},
+    "openvino-bf16": {"openvino-bf16": openvino_bf16},
+    "openvino-int8": {"openvino-int8": openvino_int8},
+    "aerogel-f32": {"aerogel-f32": aerogel_f32},
 }
 
 

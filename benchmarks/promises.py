@@ -44,7 +44,7 @@ def main() -> None:
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--sparsities", default="0,0.8,0.95")
     parser.add_argument("--rounds", type=int, default=200)
-    parser.add_argument("--pattern", type=Path, help="a .npz of real masks for resnet50 (stable, busy); else 90 % by magnitude")
+    parser.add_argument("--pattern", type=Path, help="a .npz of real masks for resnet50 (stable, busy); else 90 %% by magnitude")
     parser.add_argument("--append", type=Path, help="add each result as a line of this file")
     given = parser.parse_args()
     torch.set_num_threads(1)
@@ -80,6 +80,7 @@ def slower(name: str, sparsity: float, rounds: int) -> dict[str, Any]:
         "model": name, "sparsity": sparsity, "size": size, "ratio": r["ratio"]["fastest"],
         "aerogel_over_torch": [1 / high, 1 / low], "kept": 1 / low < 1.02, "sparse_flops": r["sparse_flops"], "error": r["error"],
         "right": r["error"]["aerogel"] <= 2 * r["error"]["eager"], "how": r["how"], "compile_s": r["compile_s"], "rounds": rounds,
+        "target": r["target"],
     }  # fmt: skip
 
 

@@ -2,9 +2,11 @@
 
     python benchmarks/run.py resnet50 --pattern ../shared/patterns/resnet50-90.npz --against torch,inductor,onnxruntime,openvino
     python benchmarks/run.py unet --sparsity 0.9 --rounds 200 --json unet.json
+    python benchmarks/run.py resnet50 --pattern ../shared/patterns/resnet50-95.npz --dtype float16 --against openvino-int8
 
 `ratio.NAME` is the median over the rounds of opponent / aerogel, each round's pair taken one after the other; `interval` is its
-95 % interval (bootstrap); `ratio.fastest` is to whichever opponent has the lowest median. Everything here is measured.
+95 % interval (bootstrap); `ratio.fastest` is to whichever opponent has the lowest median. `error` is the largest difference to
+float64 over the largest output. Everything here is measured.
 """
 
 from __future__ import annotations
@@ -12,8 +14,10 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+import os
 import sys
 import time
+from collections.abc import Callable, Mapping
 from datetime import date
 from pathlib import Path
 from tempfile import mkdtemp
@@ -29,7 +33,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 import aerogel
 from aerogel.tune.measure import interleaved
 from benchmarks.models import MODELS, Call, example, make, prune, prune_pattern
-from benchmarks.opponents import OPPONENTS, prepare
+from benchmarks.opponents import OPPONENTS, outputs, prepare
 
 QUANTILES = {"min": 0.0, "p25": 0.25, "p50": 0.5}
 
@@ -42,6 +46,10 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--size", type=int, help="image side; each model has its usual one")
+    parser.add_argument("--dtype", choices=("float16", "bfloat16"), help="aerogel in half precision; opponents say theirs by name")
+    parser.add_argument(
+        "--without-amx", action="store_true", help="keep every oneDNN, torch's and OpenVINO's, from the matrix unit"
+    )
     parser.add_argument("--tune", default="fast")
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--against", default="torch", help=f"any of {','.join(OPPONENTS)}")
@@ -49,14 +57,18 @@ def main() -> None:
     parser.add_argument("--append", type=Path, help="add the result, without its plan, as a line of this file")
     parser.add_argument("--explain", action="store_true", help="print the report too")
     given = parser.parse_args()
+    if given.without_amx:
+        os.environ["ONEDNN_MAX_CPU_ISA"] = "AVX10_1_512"  # read when oneDNN is first used
     torch.set_num_threads(given.threads)
     model = make(given.model)
     model = prune_pattern(model, given.pattern) if given.pattern else prune(model, given.sparsity) if given.sparsity else model
     size = given.size or MODELS[given.model][1]
     call = example(given.model, given.batch, size)
-    result = compare(model, call, given.against.split(","), given.threads, given.rounds, given.tune, given.explain)
+    dtype = getattr(torch, given.dtype) if given.dtype else None
+    result = compare(model, call, given.against.split(","), given.threads, given.rounds, given.tune, given.explain, dtype)
     what = given.pattern.stem if given.pattern else f"{given.sparsity:.0%}"
-    result |= {"model": given.model, "pruning": what, "batch": given.batch, "size": size, "date": date.today().isoformat()}
+    result |= {"model": given.model, "pruning": what, "batch": given.batch, "size": size, "dtype": given.dtype or "float32"}
+    result |= {"amx": "amx" in result["target"] and not given.without_amx, "date": date.today().isoformat()}
     show(result)
     if given.json:
         given.json.write_text(json.dumps(result, indent=1))
@@ -66,16 +78,16 @@ def main() -> None:
 
 
 def compare(
-    model: torch.nn.Module, call: Call, against: list[str], threads: int, rounds: int, tune: str, explain: bool
+    model: torch.nn.Module, call: Call, against: list[str], threads: int, rounds: int, tune: str, explain: bool, dtype: Any = None
 ) -> dict[str, Any]:
     """Compile, check, and time against the opponents."""
     args, kwargs = call
     with torch.no_grad():
         began = time.perf_counter()
-        fast = aerogel.compile(model, args, kwargs, tune=tune, store=mkdtemp())
+        fast = aerogel.compile(model, args, kwargs, tune=tune, store=mkdtemp(), dtype=dtype)
         spent = time.perf_counter() - began
-        error = network_error(model, fast, call)
         runs, absent = prepare(against, model, call, threads)
+        error = network_error(model, fast, call, runs)
         names = ["aerogel", *runs]
         times = dict(zip(names, interleaved([lambda: fast(*args, **kwargs), *runs.values()], rounds), strict=True))
     if explain:
@@ -93,8 +105,10 @@ def compare(
     }  # fmt: skip
 
 
-def network_error(model: torch.nn.Module, fast: torch.nn.Module, call: Call) -> dict[str, float]:
-    """Largest difference to float64 over the largest output: ours, and eager's in whichever of its layouts is further off."""
+def network_error(
+    model: torch.nn.Module, fast: torch.nn.Module, call: Call, others: Mapping[str, Callable[[], Any]]
+) -> dict[str, float]:
+    """Largest difference to float64 over the largest output: ours, eager's in whichever of its layouts is further off, others'."""
     leaves = torch.utils._pytree.tree_leaves
     (args, kwargs), double = call, torch.utils._pytree.tree_map(torch.Tensor.double, call)
     exact = leaves(copy.deepcopy(model).double()(*double[0], **double[1]))
@@ -105,7 +119,8 @@ def network_error(model: torch.nn.Module, fast: torch.nn.Module, call: Call) -> 
         return max(off) / largest
 
     eager = max(worst(run()) for run in prepare(["torch"], model, call, 1)[0].values())
-    return {"aerogel": worst(fast(*args, **kwargs)), "eager": eager}
+    found = {name: worst([torch.as_tensor(v) for v in outputs(run())]) for name, run in others.items()}
+    return {"aerogel": worst(fast(*args, **kwargs)), "eager": eager} | found
 
 
 def sparse_share(fast: aerogel.Compiled) -> float:
@@ -137,8 +152,9 @@ def show(result: dict[str, Any]) -> None:
     print(
         f"{result['ratio']['fastest']:.2f}x over the fastest ({result['fastest']}); "
         f"{result['sparse_flops']:.0%} of convolution FLOPs "
-        f"on sparse kernels; compiled in {result['compile_s']:.0f} s; error {e['aerogel']:.1e}, eager {e['eager']:.1e}"
+        f"on sparse kernels; compiled in {result['compile_s']:.0f} s"
     )
+    print("error: " + ", ".join(f"{name} {value:.1e}" for name, value in e.items()))
 
 
 if __name__ == "__main__":

@@ -28,6 +28,8 @@ SWEEPS = (
     ("real", 60, "1"),
     ("special", 80, "1"),
     ("half", 60, "1"),
+    ("half-edges", 60, "1"),
+    ("half-special", 60, "1"),
     ("real", 40, "1,2,3"),
 )
 
@@ -117,7 +119,7 @@ FAULTS = (
     Fault("runtime/pooling.py", '"left": pooling.pad[1]', '"left": 0', "pooling forgets its left padding", "tests/test_copies.py"),
     Fault("capture/export.py", "if target.name in self.viewed or target.name in self.viewed.values():", "if False:", "a write into a view is taken for one of its own", "tests/test_compile.py"),
     Fault("capture/fuse.py", "self.constants[bias].double() * factor", "self.constants[bias].double()", "a folded bias is not scaled", "tests/test_compile.py"),
-    Fault("runtime/module.py", "self.arrays[weight] = from_torch(constants[weight]).copy()", "self.arrays[weight] = from_torch(constants[weight] * 0.999)", "weights are a little off", "tests/test_compile.py"),
+    Fault("runtime/module.py", "self.arrays[weight] = from_torch(constants[weight] + 0)", "self.arrays[weight] = from_torch(constants[weight] * 0.999)", "weights are a little off", "tests/test_compile.py"),
     Fault("runtime/arena.py", "lives[old].last == i and", "", "a residual is overwritten while others still read it", "tests/test_search.py"),
     Fault("runtime/arena.py", "or holder(step.x) == old", "", "a convolution writes over its own input", "tests/test_compile.py"),
     Fault("runtime/arena.py", "old in inside or", "", "a part of a whole is written over", "tests/test_search.py"),
@@ -135,9 +137,19 @@ FAULTS = (
     Fault("disk.py", "os.replace(scratch, path)", "path.write_bytes(content)", "a record can be torn", "tests/test_store.py"),
     Fault("tune/search.py", "return timing.ratio_p25 > KEEP", "return timing.ratio_p50 > 0.9", "a slower candidate is kept", "tests/test_search.py"),
     Fault("methods/dense.py", "return F.pad(x, (left, right, top, bottom)), (0, 0)", "return F.pad(x, (right, left, top, bottom)), (0, 0)", "uneven padding is mirrored", "tests/test_dense.py"),
+    Fault(SUMS, "return np.repeat(value, 2) if summed == \"f16\" else value", "return value", "fp16 nonzeros stand once where they are read as pairs"),
+    Fault(SUMS, "[n for n in sizes if nonzeros * n <= HALF_ROW * conv.k * own] or sizes[:1]", "sizes", "rows of any length are summed in fp16", "tests/test_half.py"),
+    Fault("codegen/copy.py", "e.narrow(e.widen(value, code.reads, \"f32\", 0), code.writes, 0)", "e.narrow(e.widen(value, code.reads, \"f32\", 0), code.writes, 0) if code.reads != \"bf16\" else ir.Constant(kind, None)", "bf16 maps are zero for torch", "tests/test_half.py"),
+    Fault("capture/half.py", "outputs = work.wanted(graph.outputs)", "outputs = graph.outputs", "answers come back in half precision", "tests/test_half.py"),
+    Fault("capture/half.py", "if changed not in self.known:", "if True:", "a value is cast once for each reader", "tests/test_half.py"),
+    Fault("capture/half.py", "work.add(node, (node.layer or node.name) not in half.stay)", "work.add(node, True)", "layers that must stay f32 do not", "tests/test_half.py"),
+    Fault("tune/error.py", "if not lost <= allowed:", "if not lost <= 1e3 * allowed:", "layers may lose a thousand times as much", "tests/test_half.py"),
+    Fault("runtime/stays.py", "and parts[node.name][0] not in changed", "", "a piece is cut out of a map that stands nowhere", "tests/test_half.py"),
+    Fault("runtime/workspace.py", "or value.dtype != TORCH[wanted.dtype]:", ":", "kernels read whatever type they are given", "tests/test_compile.py"),
+    Fault(REFERENCE, "gamma(count, summed) * size", "1e3 * gamma(count, summed) * size", "the bound of fp16 sums is a thousand times too wide", "tests/test_reference.py"),
     Fault(REFERENCE, "i * dh : i * dh + (p - 1) * u + 1 : u", "i : i + (p - 1) * u + 1 : u", "the oracle forgets dilation", "tests/test_reference.py"),
     Fault(REFERENCE, "return np.where(v < 0, 0.0, np.where(v > 6, 6.0, v))", "return np.where(v < 0, 0.0, v)", "the oracle's ReLU6 has no 6", "tests/test_reference.py"),
-    Fault(REFERENCE, "error = gamma(roundings, \"f32\") * total", "error = 1e3 * gamma(roundings, \"f32\") * total", "the bound is a thousand times too wide", "tests/test_reference.py"),
+    Fault(REFERENCE, "error = gamma(roundings, \"f32\") * (total", "error = 1e3 * gamma(roundings, \"f32\") * (total", "the bound is a thousand times too wide", "tests/test_reference.py"),
 )  # fmt: skip
 
 

@@ -68,7 +68,7 @@ def test_copies_that_do_not_exist_are_refused() -> None:
     for source, target in (
         (plain, Layout("channels_last", 4)),
         (Layout("phases", 4), plain),
-        (plain, Layout("contiguous", 4, dtype="f16")),
+        (Layout("contiguous", 4, dtype="bf16"), Layout("contiguous", 4, dtype="f16")),
     ):
         with pytest.raises(PlanMismatch):
             convert((1, 1, 4, 4), source, target, host())

@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import aerogel
 from benchmarks.readme import written
 
@@ -18,6 +20,14 @@ ROOT = Path(__file__).parent.parent
 def test_readme_tables_are_generated() -> None:
     text = (ROOT / "README.md").read_text()
     assert written(text) == text, "run python benchmarks/readme.py"
+
+
+@pytest.mark.parametrize("name", ["run", "promises", "layers", "limits", "fashion"])
+def test_every_benchmark_says_how_it_is_called(name: str) -> None:
+    command = [sys.executable, str(ROOT / "benchmarks" / f"{name}.py"), "--help"]
+    said = subprocess.run(command, capture_output=True, text=True)
+    assert said.returncode == 0, said.stderr
+    assert f"python benchmarks/{name}.py" in said.stdout
 
 
 def _contract() -> dict[str, ast.arguments]:

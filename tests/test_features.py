@@ -31,6 +31,7 @@ def test_a_dense_head_stays_in_the_segment(channels: int, act: nn.Module, batch:
     (program,) = fast._programs.values()
     labels = [s.label.split()[0] for part in program.parts for s in part.natives]
     assert labels.count("dot") == (2 if batch <= features.FEW else 0)
+    assert ("(dot)" in str(aerogel.explain(fast))) == (batch <= features.FEW)
     (spaces,) = fast._free.values()
     for space in spaces:
         space.arena.view(np.float32)[:] = np.nan

@@ -81,6 +81,28 @@ def test_bound_holds_for_torch_and_sees_one_missing_tap() -> None:
     assert missed < 20, "a tap may be invisible where ReLU or padding hides it, but not often"
 
 
+def test_bound_of_fp16_sums_is_by_block() -> None:
+    """Blocks summed in fp16 one product after the other, as kernels do, then in f32: inside the bound, and not far inside."""
+    conv, rng = Conv.parse("n1c512h1w1k1r1s1u1p0:f16.f16.f16.f32"), np.random.default_rng(0)
+    largest = dict.fromkeys((8, 64, 512), 0.0)
+    for _ in range(200):
+        x, weight = (to_float64(from_float64(rng.random(s), "f16"), "f16") for s in (conv.x_shape, conv.weight_shape))
+        products = weight.ravel() * x.ravel()
+        exact, slack = products.sum(), {c: bound(x, weight, conv, channels=c).item() for c in largest}
+        assert slack[512] == bound(x, weight, conv).item()
+        assert slack[64] < slack[512] / 5
+        assert slack[8] < slack[64] / 6
+        for channels in largest:
+            total = np.float32(0)
+            for block in products.reshape(-1, channels):
+                inside = np.float16(0)
+                for product in block:
+                    inside = np.float16(inside + product)  # one rounding: an FMA
+                total = np.float32(total + inside)
+            largest[channels] = max(largest[channels], abs(total - exact) / slack[channels])
+    assert all(0.003 < share <= 1 for share in largest.values()), largest
+
+
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
 def test_stored_types_round_to_nearest_even(dtype: str) -> None:
     v = np.random.default_rng(0).standard_normal(10_000)

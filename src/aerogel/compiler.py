@@ -1,35 +1,34 @@
 """compile(): the one path, read top to bottom.
 
 capture -> fuse -> does the store know the model? then its choices again; else
-time each layer's candidates beside dense -> assign layers to kernels with the copies between them counted -> check the answer
--> time the whole model against torch in both its layouts -> Plan -> Compiled
+tune/choose.py, a Choice for each layer -> check the answer -> time the whole model against torch in all its forms -> Plan
+-> Compiled
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from aerogel.candidate import Config
 from aerogel.capture.export import capture
 from aerogel.capture.fuse import fuse
 from aerogel.errors import AerogelError, PlanMismatch, UnsupportedModel
 from aerogel.methods import METHODS
+from aerogel.methods.dense import TORCH
 from aerogel.plan import Choice, Plan, Timing
 from aerogel.runtime import pool
-from aerogel.runtime.eager import Call, agree, as_call, in_both_layouts, record, runner, with_convolutions
-from aerogel.runtime.module import Compiled, Network, Timings
+from aerogel.runtime.eager import Call, agree, as_call, bodies, record, runner, with_convolutions
+from aerogel.runtime.module import Compiled, Network
 from aerogel.target import Target, host
 from aerogel.tune import search
-from aerogel.tune.assign import assigned
+from aerogel.tune.choose import Advance, Asked, as_planned, tuned
 from aerogel.tune.measure import interleaved
 from aerogel.tune.store import Known, Store, model_key, offered
 
-Advance = Callable[[str], None]
 ROUNDS = 15
 """Rounds of the whole model against torch."""
 
@@ -40,8 +39,10 @@ def compile(
     kwargs: Mapping[str, Any] | None = None,
     *,
     dynamic_shapes: Any = None,
+    dtype: Any = None,
     tune: str | float = "fast",
     methods: Iterable[str] | None = None,
+    calibration: Iterable[Any] | None = None,
     plan: Plan | None = None,
     store: str | Path | None = None,
     strict_nan: bool = False,
@@ -49,16 +50,22 @@ def compile(
 ) -> Compiled:
     """A module with the same answers, each layer on the fastest kernel measured here, dense kept wherever it is faster.
 
-    `args` and `kwargs` are an example call, as for torch.export; a bare tensor will do. `tune` is "off" (rules, no timing),
-    "fast", "full" or a budget in seconds for timing the layers. `methods` restricts the choice. `plan` replays one exactly and
-    times nothing. `store` is a folder of tuning records, by default the user's own: what was measured once is not measured again.
-    `strict_nan` keeps every layer dense, so that a NaN meeting a pruned weight is a NaN.
+    `args` and `kwargs` are an example call, as for torch.export; a bare tensor will do. `dtype` None keeps the model's own
+    precision; torch.float16 or torch.bfloat16 stores weights and maps in 16 bits: inputs and outputs keep their types, and layers
+    that lose too much on the example or on `calibration` (more such calls: tuples of arguments, or tensors) stay as they are, by
+    name in explain(). `tune` is "off" (rules, no timing), "fast", "full" or a budget in seconds for timing the layers. `methods`
+    restricts the choice. `plan` replays one exactly and times nothing. `store` is a folder of tuning records, by default the user's
+    own: what was measured once is not measured again. `strict_nan` keeps every layer dense, so that a NaN meeting a pruned weight
+    is a NaN.
     """
     call, names = as_call(args, kwargs), tuple(METHODS if methods is None else methods)
     unknown = [n for n in names if n not in METHODS]
     if unknown:
         raise AerogelError(f"methods are {', '.join(METHODS)}; '{unknown[0]}' is none of them")
-    asked = _Asked(tune, search.effort(tune), ("dense",) if strict_nan else names, Store(store, _target()))
+    if dtype is not None and dtype not in (TORCH["f16"], TORCH["bf16"]):
+        raise AerogelError(f"dtype is None, torch.float16 or torch.bfloat16, not {dtype}")
+    samples = [as_call(sample, None) for sample in calibration or ()]
+    asked = Asked(tune, search.effort(tune), ("dense",) if strict_nan else names, Store(store, _target()), dtype, samples)
     if isinstance(model, Compiled):
         model = model.original
     with _progress(progress) as advance:
@@ -69,30 +76,22 @@ def compile(
                 raise
             return _parts(model, call, str(why), asked, advance)
         if plan is not None:
+            network = as_planned(network, plan, call, asked)
             return Compiled(model, network, _checked(plan, network), "graph", notes)
         weights = [network.arrays[n.conv_inputs()[1]] for n in network.convs()]
         sizes = [tuple(v.shape) for v in network.flat(*call) if hasattr(v, "shape")]
-        key = model_key(network.graph.to_json(), weights, sizes, (tune, asked.names))
-        known = None if asked.effort is None else asked.store.model(key, weights)
+        key = model_key(network.graph.to_json(), weights, sizes, (tune, asked.names, dtype))
+        known = None if asked.effort is None or samples else asked.store.model(key, weights)
         if known is not None:
-            return _replayed(model, network, known, call)
-        ours = Compiled(model, network, _tuned(network, call, asked, advance), "graph", notes)
+            return _replayed(model, as_planned(network, known.plan, call, asked), known, call, asked)
+        network, choices, said = tuned(network, call, asked, advance)
+        ours = Compiled(model, network, choices, "graph", (*notes, *said))
         if asked.effort is None:
             return ours
         advance("timing the whole model")
-        judged = _judged(model, ours, call)
+        judged = _judged(model, ours, call, asked)
         asked.store.put_model(key, judged.plan, judged.how, judged.notes)
         return judged
-
-
-@dataclass(frozen=True)
-class _Asked:
-    """What the user asked of the tuner, and where its records are."""
-
-    tune: str | float
-    effort: search.Effort | None
-    names: tuple[str, ...]
-    store: Store
 
 
 def _target() -> Target:
@@ -110,19 +109,6 @@ def _read(model: Any, call: Call, dynamic_shapes: Any, advance: Advance) -> tupl
     return network, tuple(notes)
 
 
-def _tuned(network: Network, call: Call, asked: _Asked, advance: Advance) -> Plan:
-    """Time the layers and choose; by rule where nothing is to be timed."""
-    target, inputs = asked.store.target, network.flat(*call)
-    shapes = network.shapes(inputs)
-    choices = _layers(network, shapes, asked, advance)
-    if asked.effort is not None:
-        advance("choosing layouts")
-        choices = assigned(network.graph, shapes, choices, target)
-        advance("timing the best two of each layer in the running network")
-        choices = _refined(network, shapes, choices, inputs, asked.effort.rounds)
-    return Plan(target, tuple(choices))
-
-
 def _checked(plan: Plan, network: Network) -> Plan:
     """The user's plan, if every configuration in it is one its method offers for that layer."""
     convs = {n.name: n for n in network.convs()}
@@ -135,71 +121,31 @@ def _checked(plan: Plan, network: Network) -> Plan:
     return plan
 
 
-def _replayed(model: Any, network: Network, known: Known, call: Call) -> Compiled:
+def _replayed(model: Any, network: Network, known: Known, call: Call, asked: Asked) -> Compiled:
     """A model measured before: its choices again, its answer looked at, nothing timed."""
     notes = (*known.notes, f"choices and timings are from the store, measured on {known.measured}")
     if known.how != "graph":
-        return Compiled(model, None, known.plan, known.how, notes, in_both_layouts(model)[known.how])
+        return Compiled(model, None, known.plan, known.how, notes, bodies(model, asked.dtype)[known.how])
     ours = Compiled(model, network, known.plan, "graph", notes)
-    return ours if agree(model, ours, call) else _differs(model, ours)
+    return ours if agree(model, ours, call, asked.within) else _differs(model, ours)
 
 
-def _refined(network: Network, shapes: Any, choices: list[Choice], inputs: list[Any], rounds: int) -> list[Choice]:
-    """What only the running network can say: the pitch of each image size, then the better of each layer's best two."""
-
-    def both(plans: list[dict[str, Config]]) -> Timings | None:
-        return network.in_place(shapes, plans, inputs, rounds) if plans[0] != plans[1] else None
-
-    times = both([{c.node: c.config for c in choices}, {c.node: search.narrow(c) for c in choices}])
-    choices = choices if times is None else search.pitched(choices, times)
-    second = {c.node: search.runner_up(c) for c in choices}
-    times = both([{c.node: c.config for c in choices}, second])
-    if times is None:
-        return choices
-    return [search.refined(c, second[c.node], [t.get(c.node, []) for t in times]) for c in choices]
-
-
-def _layers(network: Network, shapes: Any, asked: _Asked, advance: Advance) -> list[Choice]:
-    """One Choice for each convolution; layers alike share their timings."""
-    choices = []
-    groups = search.group_layers(network.graph, shapes, network.arrays)
-    effort, store = asked.effort, asked.store
-    if effort is not None and effort.seconds is not None:
-        effort = replace(effort, seconds=effort.seconds / len(groups))
-    for group in groups:
-        (node, conv), weight = group[0], network.arrays[group[0][0].conv_inputs()[1]]
-        advance(f"{node.layer or node.name} {conv}")
-        if effort is None:
-            timed = search.rule(conv, weight, store.target, asked.names)
-        else:
-            kind = f"{asked.tune} {asked.names}"
-            found = store.layer(conv, weight, kind)
-            timed = found or search.time_layer(conv, weight, store.target, asked.names, effort, store.near(conv, weight, kind))
-            if found is None:
-                store.put_layer(weight, timed, kind)
-        for other, own in group:
-            sparsity = network.stats(other).sparsity
-            choices.append(replace(timed, layer=other.layer or other.name, node=other.name, conv=own, sparsity=sparsity))
-    order = {node.name: i for i, node in enumerate(network.graph.nodes)}
-    return sorted(choices, key=lambda c: order[c.node])
-
-
-def _judged(model: Any, ours: Compiled, call: Call) -> Compiled:
-    """The whole model as compiled beside torch in both its layouts; if it is not faster, torch stays and the report says so."""
-    if not agree(model, ours, call):
+def _judged(model: Any, ours: Compiled, call: Call, asked: Asked) -> Compiled:
+    """The whole model as compiled beside torch in all its forms; if it is not faster, torch stays and the report says so."""
+    if not agree(model, ours, call, asked.within):
         return _differs(model, ours)
-    bodies = in_both_layouts(model)
-    times = interleaved([*(runner(m, call, layout) for layout, m in bodies.items()), runner(ours, call, "contiguous")], ROUNDS)
+    forms = bodies(model, asked.dtype)
+    times = interleaved([*(runner(m, call, layout) for layout, m in forms.items()), runner(ours, call, "contiguous")], ROUNDS)
     middle = [sorted(t)[len(t) // 2] for t in times]
-    fastest = 0 if middle[0] <= middle[1] else 1
-    timing = Timing.of(times[2], times[fastest])
-    layout = tuple(bodies)[fastest]
-    said = f"torch {layout} {middle[fastest] / 1e3:.1f} ms, aerogel {middle[2] / 1e3:.1f} ms for the example"
+    fastest = min(range(len(forms)), key=lambda i: middle[i])
+    timing = Timing.of(times[-1], times[fastest])
+    layout = tuple(forms)[fastest]
+    said = f"torch {layout} {middle[fastest] / 1e3:.1f} ms, aerogel {middle[-1] / 1e3:.1f} ms for the example"
     if search.keep(timing):
         return ours.judged(timing, said)
     kept = Timing.of(times[fastest], times[fastest])
     notes = (*ours.notes, said, f"not faster than torch {layout}, so torch runs the model")
-    return Compiled(model, None, replace(ours.plan, model=kept), layout, notes, bodies[layout])
+    return Compiled(model, None, replace(ours.plan, model=kept), layout, notes, forms[layout])
 
 
 def _differs(model: Any, ours: Compiled) -> Compiled:
@@ -207,9 +153,10 @@ def _differs(model: Any, ours: Compiled) -> Compiled:
     return Compiled(model, None, ours.plan, "contiguous", notes)
 
 
-def _parts(model: Any, call: Call, why: str, asked: _Asked, advance: Advance) -> Compiled:
+def _parts(model: Any, call: Call, why: str, asked: Asked, advance: Advance) -> Compiled:
     """Where the whole does not export: the largest submodules that do, each compiled for what the example feeds it."""
     body, fed = copy.deepcopy(model), record(model, call)
+    fed_asked = replace(asked, samples=[])  # samples are calls of the whole
     choices: list[Choice] = []
     notes = [why]
 
@@ -220,7 +167,8 @@ def _parts(model: Any, call: Call, why: str, asked: _Asked, advance: Advance) ->
                 if full not in fed:
                     raise UnsupportedModel("the example never calls it")
                 network, left = _read(child, fed[full], None, advance)
-                part = Compiled(child, network, _tuned(network, fed[full], asked, advance), "graph", left)
+                network, own, said = tuned(network, fed[full], fed_asked, advance)
+                part = Compiled(child, network, own, "graph", (*left, *said))
             except UnsupportedModel as reason:
                 notes.append(f"{full}: {reason}")
                 visit(child, f"{full}.")
@@ -233,7 +181,7 @@ def _parts(model: Any, call: Call, why: str, asked: _Asked, advance: Advance) ->
     if not choices:
         notes.append("no part of the model could be compiled; torch runs it")
     ours = Compiled(model, None, Plan(asked.store.target, tuple(choices)), "parts", tuple(notes), body)
-    return ours if asked.effort is None else _judged(model, ours, call)
+    return ours if asked.effort is None else _judged(model, ours, call, asked)
 
 
 def _fixed(network: Network) -> list[tuple[str, str]]:

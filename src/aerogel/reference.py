@@ -2,8 +2,9 @@
 
 |y - y64| <= g(K+1) S + K 2^-149, with K the kept weights that meet input, u = 2^-24, g(n) = n u / (1 - n u) and
 S = |bias| + |residual| + sum |w x|. It holds for any order of summation, fused or not; g(K+2) with a residual. Activations that
-stretch (SiLU at most 1.1 times, Hardswish 1.5) stretch it too and add 4 ulp. A stored type other than f32 adds its own half ulp,
-sums in fp16 use fp16's u.
+stretch (SiLU at most 1.1 times, Hardswish 1.5) stretch it too and add 4 ulp. A stored type other than f32 adds its own half ulp.
+Sums in fp16 go to f32 after every block of channels, so each block adds g(k) s + k 2^-24 of its own, with fp16's u = 2^-11, the k
+kept weights and the s = sum |w x| of that block: halve the block and this part about halves.
 """
 
 from __future__ import annotations
@@ -32,10 +33,11 @@ def to_float64(array: Array, dtype: str) -> F64:
 
 
 def from_float64(array: F64, dtype: str) -> Array:
-    """Numbers as stored elements, to nearest even."""
-    if dtype != "bf16":
-        return array.astype({"f32": np.float32, "f16": np.float16}[dtype])
-    bits = array.astype(np.float32).view(np.uint32)
+    """Numbers as stored elements, to nearest even; what is too large is infinite."""
+    with np.errstate(over="ignore"):
+        if dtype != "bf16":
+            return array.astype({"f32": np.float32, "f16": np.float16}[dtype])
+        bits = array.astype(np.float32).view(np.uint32)
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
 
 
@@ -90,21 +92,29 @@ def reference(x: F64, weight: F64, conv: Conv, bias: F64 | None = None, residual
     return y
 
 
-def bound(x: F64, weight: F64, conv: Conv, bias: F64 | None = None, residual: F64 | None = None) -> F64:
-    """How far each output may be from `reference`. Inputs are the stored ones, already rounded."""
-    plain = replace(conv, epilogue=())
-    total = convolve(np.abs(x), np.abs(weight), plain)
-    one_image = replace(plain, n=min(1, conv.batch))
-    met = convolve(np.ones(one_image.x_shape), (weight != 0).astype(np.float64), one_image)
+def bound(
+    x: F64, weight: F64, conv: Conv, bias: F64 | None = None, residual: F64 | None = None, channels: int | None = None
+) -> F64:
+    """How far each output may be from `reference`. Inputs are the stored ones, already rounded.
+
+    `channels` of each group (None: all) are summed before their sums go to f32.
+    """
+    total, met = _products(x, weight, conv)
+    summed, stored = conv.dtypes.accumulator, conv.dtypes.output
+    inside = np.zeros(1)
+    if summed != "f32":
+        own = weight.shape[1]
+        for first in range(0, own, channels or own):
+            part = np.zeros_like(weight)
+            part[:, first : first + (channels or own)] = weight[:, first : first + (channels or own)]
+            size, count = _products(x, part, conv)
+            inside = inside + gamma(count, summed) * size + count * TINY[summed]
     if bias is not None:
         total = total + np.abs(bias)[:, None, None]
     if residual is not None:
         total = total + np.abs(residual)
-    summed, stored = conv.dtypes.accumulator, conv.dtypes.output
     roundings = met + (1 if residual is None else 2)
-    error = gamma(roundings, "f32") * total + met * TINY["f32"]
-    if summed != "f32":
-        error = error + gamma(met, summed) * total + met * TINY[summed]
+    error = gamma(roundings, "f32") * (total + inside) + met * TINY["f32"] + inside
     error = error * STRETCH[conv.activation]
     y = np.abs(reference(x, weight, conv, bias, residual)) + error
     if conv.activation in ("silu", "hardswish", "leaky"):
@@ -114,6 +124,14 @@ def bound(x: F64, weight: F64, conv: Conv, bias: F64 | None = None, residual: F6
     if stored != "f32":
         error = error + UNIT[stored] * y + TINY[stored]
     return error
+
+
+def _products(x: F64, weight: F64, conv: Conv) -> tuple[F64, F64]:
+    """sum |w x| of each output, and how many kept weights it meets."""
+    plain = replace(conv, epilogue=())
+    one_image = replace(plain, n=min(1, conv.batch))
+    met = convolve(np.ones(one_image.x_shape), (weight != 0).astype(np.float64), one_image)
+    return convolve(np.abs(x), np.abs(weight), plain), met
 
 
 def _before(conv: Conv) -> Conv:

@@ -1,8 +1,8 @@
 """Seeded cases: a Conv, its weight, inputs. The same seed gives the same case for every method and ISA.
 
-Five kinds: exact (small integers, so that a wrong tap cannot hide in a tolerance), real (wide-range numbers, the float64 bound),
-edges (pairs of awkward properties, all of them covered), special (NaN, Inf, -0, subnormals, the largest floats) and half (exact
-and real in fp16 and bf16).
+Four kinds: exact (small integers, so that a wrong tap cannot hide in a tolerance), real (wide-range numbers, the float64 bound),
+edges (pairs of awkward properties, all of them covered) and special (NaN, Inf, -0, subnormals, the largest floats); and the same
+in fp16 and bf16: half (exact and real), half-edges, half-special.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from aerogel.problem import Conv, Dtypes
 from aerogel.reference import F64, from_float64, to_float64
 from tests.suite.pairs import cover
 
-KINDS = ("exact", "real", "edges", "special", "half")
+KINDS = ("exact", "real", "edges", "special", "half", "half-edges", "half-special")
+EDGE_FAMILIES = 6
 
 _EXACT: tuple[tuple[str, ...], ...] = (
     (), ("bias",), ("bias", "relu"), ("bias", "add", "relu"), ("bias", "relu6"), ("bias", "leaky0.5"), ("relu", "add"),
@@ -53,25 +54,26 @@ def case(kind: str, seed: int, families: int = 0) -> Case:
     """`families`: kernel, stride, dilation, epilogue and element types come from so many drawings, for methods whose code depends
     on them: LLVM would take most of the time. Everything else differs from case to case."""
     rng = np.random.default_rng([KINDS.index(kind), seed])
-    few = np.random.default_rng([KINDS.index(kind), seed % (6 if kind == "edges" else families)]) if families else rng
-    if kind == "edges":
+    edge, half = kind.endswith("edges"), kind.startswith("half")
+    few = np.random.default_rng([KINDS.index(kind), seed % (EDGE_FAMILIES if edge else families)]) if families else rng
+    if edge:
         conv, density, empty = _edge(seed % len(edges()))
     else:
         conv, density, empty = _shape(kind, rng, few), float(rng.choice([0.05, 0.1, 0.3, 0.6])), bool(rng.random() < 0.05)
-    exact = kind == "exact" or (kind in ("edges", "half") and seed % 2 == 0)
+    exact = kind == "exact" or ((edge or kind == "half") and seed % 2 == 0)
     menu = _EXACT if exact else _REAL
     conv = replace(conv, epilogue=menu[few.integers(len(menu))])
-    if kind == "half":
-        conv = replace(conv, dtypes=_HALF[few.integers(len(_HALF))])
+    if half:
+        conv = replace(conv, dtypes=_HALF[seed % (EDGE_FAMILIES if edge else len(_HALF)) % len(_HALF)])
     weight, x, bias, residual = (_numbers(rng, shape, exact, conv) for shape in _shapes(conv))
     kept = rng.random(conv.weight_shape) < density
     if empty:
         kept &= (rng.random(conv.k) < 0.5)[:, None, None, None]
     weight *= kept
-    if kind == "special":
-        _poison(rng, x)
+    if kind.endswith("special"):
+        _poison(rng, x, half)
     d = conv.dtypes
-    strided = np.repeat(x, 2, axis=3)[..., ::2] if kind == "edges" and seed % 3 == 0 else x
+    strided = np.repeat(x, 2, axis=3)[..., ::2] if edge and seed % 3 == 0 else x
     border = tuple(int(v) for v in rng.choice([0, 0, 1, 2], 4)) if rng.random() < 0.5 else (0, 0, 0, 0)
     return Case(
         kind, seed, conv, exact, from_float64(weight, d.weight), from_float64(strided, d.input),
@@ -87,7 +89,7 @@ def _shapes(conv: Conv) -> tuple[tuple[int, ...], ...]:
 
 def _numbers(rng: np.random.Generator, shape: tuple[int, ...], exact: bool, conv: Conv) -> F64:
     half = conv.dtypes != Dtypes()
-    if exact:  # every sum fits the significand: 24 bits, or 11 (fp16), or 8 (bf16)
+    if exact:  # every sum fits the significand: 24 bits, or 11 (fp16); what is stored in 8 (bf16) is the rounded sum
         most = 1 if half else 32
         return rng.integers(-most, most + 1, shape).astype(np.float64)
     wide = np.exp2(rng.integers(-3, 3, shape) if half else rng.integers(-12, 12, shape))
@@ -116,8 +118,6 @@ def _shape(kind: str, rng: np.random.Generator, few: np.random.Generator) -> Con
             h = r = 1
             pad = (0, pad[1], 0, pad[3])
         n = int(rng.choice([1, 1, 1, 2, 3]))
-        if kind == "half" and c // groups * r * s > 100:
-            continue
         if n * k * (c // groups) * r * s * h * w > 300_000 or h * w * c > 20_000:
             continue
         if h + pad[0] + pad[2] > dilation[0] * (r - 1) and w + pad[1] + pad[3] > dilation[1] * (s - 1):
@@ -161,8 +161,10 @@ def _edge(index: int) -> tuple[Conv, float, bool]:
     return conv, _DENSITY[density], density == len(_DENSITY) - 1
 
 
-def _poison(rng: np.random.Generator, x: F64) -> None:
+def _poison(rng: np.random.Generator, x: F64, half: bool) -> None:
     """Put the numbers that break kernels into about one in thirty elements."""
     awkward = np.array([np.nan, np.inf, -np.inf, -0.0, 1e-45, -1e-42, 3.4028234e38, -3.4028234e38])
+    if half:
+        awkward = np.append(awkward, [6e-8, -3e-6, 65504.0, -65504.0])  # the same in fp16
     hit = rng.random(x.shape) < 0.03
     x[hit] = rng.choice(awkward, int(hit.sum()))

@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 from aerogel.candidate import Config, Kernel, Stats
 from aerogel.layout import NUMPY, Array, Layout
 from aerogel.methods import Method
-from aerogel.reference import F64, activate, bound, convolve, reference, to_float64
+from aerogel.reference import F64, activate, bound, convolve, from_float64, reference, to_float64
 from aerogel.target import Target
 from tests.suite.cases import Case
 from tests.suite.guard import Guarded
 
 CONFIGS = 60
-FLT_MAX = 3.4028234663852886e38
+LARGEST = {"f32": 3.4028234663852886e38, "bf16": 3.3895313892515355e38, "f16": 65504.0}
 
 
 @cache
@@ -26,17 +26,27 @@ def _regions() -> dict[str, Guarded]:
 
 
 class Expected:
-    """The reference's answer to a case, computed once for all methods and ISAs."""
+    """The reference's answer to a case, computed once for all methods and ISAs, and how far off it may be."""
 
     def __init__(self, case: Case) -> None:
         self.case = case
         x, weight, bias, residual = case.numbers()
         finite = np.where(np.isfinite(x), x, 0.0)
         self.y = reference(finite, weight, case.conv, bias, residual)
-        self.slack = np.zeros(1) if case.exact else bound(finite, weight, case.conv, bias, residual)
-        self.judged = np.ones(self.y.shape, bool)
-        if case.kind == "special":
+        if case.exact:
+            self.y = to_float64(from_float64(self.y, case.conv.dtypes.output), case.conv.dtypes.output)
+        self.judged, self.decided = np.ones(self.y.shape, bool), np.zeros(self.y.shape, bool)
+        self._numbers, self._slack = (finite, weight, bias, residual), dict[int | None, F64]()
+        if case.kind.endswith("special"):
             self._special(x, finite, weight, bias, residual)
+
+    def slack(self, channels: int | None) -> F64:
+        """The bound where blocks of so many channels are summed in the accumulator's type."""
+        if channels not in self._slack:
+            x, weight, bias, residual = self._numbers
+            allowed = np.zeros(1) if self.case.exact else bound(x, weight, self.case.conv, bias, residual, channels)
+            self._slack[channels] = np.where(self.decided, 0.0, allowed)
+        return self._slack[channels]
 
     def _special(self, x: F64, finite: F64, weight: F64, bias: F64 | None, residual: F64 | None) -> None:
         """A NaN or Inf that meets a kept weight decides its output; sums that overflow are not judged."""
@@ -52,19 +62,19 @@ class Expected:
         value = np.where(nan | (up & down), np.nan, np.where(up, np.inf, -np.inf))
         met = nan | up | down
         size = convolve(np.abs(finite), np.abs(weight), plain)
-        self.judged = (size < FLT_MAX / 4) & (np.abs(self.y) < FLT_MAX / 4)
+        most = min(LARGEST[conv.dtypes.accumulator], LARGEST[conv.dtypes.output]) / 4
+        self.judged, self.decided = (size < most) & (np.abs(self.y) < most), met
         answer = activate(value, conv) if conv.activation else value
         if "add" in conv.epilogue and residual is not None:
             before = conv.epilogue.index("add") < len(conv.epilogue) - 1
             answer = answer if before else answer + residual
         self.y = np.where(met, answer, self.y)
-        self.slack = np.where(met, 0.0, self.slack)
 
-    def fault(self, y: Array) -> str | None:
+    def fault(self, y: Array, channels: int | None = None) -> str | None:
         """None, or what is wrong with `y`."""
         got = to_float64(y, self.case.conv.dtypes.output)
         with np.errstate(invalid="ignore"):
-            good = (got == self.y) | (np.isnan(got) & np.isnan(self.y)) | (np.abs(got - self.y) <= self.slack)
+            good = (got == self.y) | (np.isnan(got) & np.isnan(self.y)) | (np.abs(got - self.y) <= self.slack(channels))
         bad = ~good & self.judged
         if not bad.any():
             return None
@@ -87,11 +97,11 @@ def faults(method: Method, target: Target, case: Case, expected: Expected, threa
     kernels = method.build(packed, case.conv, config, target, reads, writes)
     if kernels[0].call is not None:
         return _library(kernels[0], case, expected)
-    answers = []
+    answers, summed = [], config["channels"] if case.conv.dtypes.accumulator != "f32" else None
     for back in (False, True):
         for count in threads:
             wrong, y = _native(kernels, case, reads, writes, back, count)
-            wrong = wrong or expected.fault(y)
+            wrong = wrong or expected.fault(y, summed)
             if wrong:
                 return f"{config}, {count} threads, {'back' if back else 'front'} guard: {wrong}"
             answers.append(y)

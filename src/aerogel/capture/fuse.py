@@ -12,7 +12,8 @@ import torch
 
 from aerogel.capture.transposed import enlarging
 from aerogel.graph import Graph, Node, Ref, references
-from aerogel.problem import Conv
+from aerogel.methods.dense import KINDS
+from aerogel.problem import Conv, Dtypes
 
 Shapes = dict[str, tuple[int | str, ...]]
 """Sizes of each value, open ones by name: equal means surely equal."""
@@ -82,8 +83,8 @@ class _Fuse:
         if held is None or (bias is not None and bias.name not in self.constants):
             self.left[layer] = "its weight is computed while the model runs"
             return node
-        if held.dtype != torch.float32:
-            self.left[layer] = f"its weight is {held.dtype}; compile() takes float32 so far"
+        if held.dtype not in KINDS:
+            self.left[layer] = f"its weight is {held.dtype}; kernels of ours take float32, float16 and bfloat16"
             return node
         flat = held.dim() == 3
         (stride_h, stride_w), (dil_h, dil_w) = _pair(stride, flat, 1), _pair(dilation, flat, 1)
@@ -93,7 +94,8 @@ class _Fuse:
             self.left[layer] = "its stride, padding or dilation is computed while the model runs"
             return node
         epilogue = ("bias",) if bias is not None else ()
-        conv = Conv(c_group * groups, k, r, s, (stride_h, stride_w), pad, (dil_h, dil_w), groups, epilogue=epilogue)
+        kind = Dtypes.of(KINDS[held.dtype])
+        conv = Conv(c_group * groups, k, r, s, (stride_h, stride_w), pad, (dil_h, dil_w), groups, kind, epilogue)
         if flat:
             self.constants[f"{weight.name}#2d"] = held[:, :, None]
             weight = Ref(f"{weight.name}#2d")
@@ -103,12 +105,13 @@ class _Fuse:
         """A Linear over features is a 1x1 convolution of an image of one pixel, or torch's where it stands over something else."""
         held = self.constants.get(node.args[1].name) if isinstance(node.args[1], Ref) else None
         bias = node.args[2] if len(node.args) > 2 else None
-        fixed = held is not None and held.dtype == torch.float32 and (bias is None or bias.name in self.constants)
+        fixed = held is not None and held.dtype in KINDS and (bias is None or bias.name in self.constants)
         if held is None or not fixed or len(self.shapes.get(node.name, ())) != 2:
             return node
         name = f"{node.args[1].name}#4d"
         self.constants[name] = held[:, :, None, None]
-        conv = Conv(held.shape[1], held.shape[0], epilogue=() if bias is None else ("bias",))
+        kind = Dtypes.of(KINDS[held.dtype])
+        conv = Conv(held.shape[1], held.shape[0], dtypes=kind, epilogue=() if bias is None else ("bias",))
         args = (node.args[0], Ref(name), *(() if bias is None else (bias,)))
         return Node(node.name, "conv", args, {}, conv, node.layer or node.name)
 
@@ -151,13 +154,14 @@ class _Fuse:
 
     def _scale(self, node: Node) -> bool:
         """Batch norm with no convolution before it: a scale and a shift for each channel, which is a depthwise 1x1 convolution."""
-        folded = self._affine(node)
-        if folded is None or len(self.shapes.get(node.name, ())) != 4:
+        folded, own = self._affine(node), self.constants.get(node.args[3].name if isinstance(node.args[3], Ref) else "")
+        if folded is None or own is None or own.dtype not in KINDS or len(self.shapes.get(node.name, ())) != 4:
             return False
         factor, shift = folded
         names = f"{node.name}.weight", f"{node.name}.bias"
-        self.constants[names[0]], self.constants[names[1]] = factor.float()[:, None, None, None], shift.float()
-        conv = Conv(len(factor), len(factor), groups=len(factor), epilogue=("bias",))
+        self.constants[names[0]], self.constants[names[1]] = factor.to(own.dtype)[:, None, None, None], shift.float()
+        kind = Dtypes.of(KINDS[own.dtype])
+        conv = Conv(len(factor), len(factor), groups=len(factor), dtypes=kind, epilogue=("bias",))
         self.nodes[node.name] = Node(node.name, "conv", (node.args[0], *map(Ref, names)), {}, conv, node.layer or node.name)
         return True
 

@@ -9,7 +9,8 @@ An image is enlarged by `repeat` pixels a pixel and direction, each from a sourc
 repeats the pixel, a whole plane weaves several planes into one (pixel_shuffle).
 
 One call fills one phase; a plain copy is the only phase of stride 1. Source strides are free, so an NCHW tensor, a bordered plane
-and a channels_last tensor all serve. The code knows the element's size and whether columns are neighbours; the rest is data.
+and a channels_last tensor all serve. The code knows the element types and whether columns are neighbours; the rest is data. Source
+and target may differ in type, f32 on one side and 16 bits on the other: a value that changes precision is moved anyway.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from dataclasses import dataclass
 from llvmlite import ir
 
 from aerogel.candidate import POINTERS
-from aerogel.codegen.emit import I16, I32, I64, PTR, Emit, Value
+from aerogel.codegen.emit import I16, I32, I64, PTR, STORED, Emit, Value
+from aerogel.problem import ITEM_BYTES
 
 SIZES = (
     "images", "channels",
@@ -46,28 +48,35 @@ class CopyCode:
     """
 
     isa: str
-    item_bytes: int
+    reads: str
+    writes: str
     step: int
     repeat: int = 1
 
     def __str__(self) -> str:
-        return f"copy-{self.isa}-{self.item_bytes}-{self.step}x{self.repeat}"
+        kinds = f"{self.reads}.{self.writes}" if self.reads != self.writes else str(ITEM_BYTES[self.writes])
+        return f"copy-{self.isa}-{kinds}-{self.step}x{self.repeat}"
 
 
 def emit(code: CopyCode) -> str:
     """LLVM IR of `void copy(int64 *arguments, int64 thread, int64 threads)`."""
     module = ir.Module(name=str(code))
-    kind = {2: I16, 4: I32}[code.item_bytes]
+    same, item_bytes, x_bytes = code.reads == code.writes, ITEM_BYTES[code.writes], ITEM_BYTES[code.reads]
+    source_kind, kind = [{2: I16, 4: I32}[item_bytes]] * 2 if same else [STORED[code.reads], STORED[code.writes]]
     e = Emit.start(module, ENTRY, [PTR, I64, I64])
     block, thread, threads = e.function.args
     b = e.b
     a = e.slots(block, ARGUMENTS, POINTERS)
     scope = _scope(module, "x")
     units = b.mul(a["images"], a["channels"])
-    item, repeat = I64(code.item_bytes), I64(code.repeat)
+    item, repeat = I64(item_bytes), I64(code.repeat)
+    nothing = ir.Constant(kind, None)
 
     def zero(at: Value, size: Value) -> None:
-        e.loop(I64(0), b.sdiv(size, item), lambda i, _: b.store(kind(0), e.at(at, b.mul(i, item)), align=code.item_bytes) and None)
+        e.loop(I64(0), b.sdiv(size, item), lambda i, _: b.store(nothing, e.at(at, b.mul(i, item)), align=item_bytes) and None)
+
+    def moved(value: Value) -> Value:
+        return value if same else e.narrow(e.widen(value, code.reads, "f32", 0), code.writes, 0)
 
     def unit(u: Value) -> None:
         image, channel = b.sdiv(u, a["channels"]), b.srem(u, a["channels"])
@@ -88,12 +97,12 @@ def emit(code: CopyCode) -> str:
                 start = e.at(out, low)
 
                 def column(j: Value, _: list[Value]) -> None:
-                    step = b.mul(j, I64(code.step * code.item_bytes)) if code.step else b.mul(j, a["x_column"])
+                    step = b.mul(j, I64(code.step * x_bytes)) if code.step else b.mul(j, a["x_column"])
                     for i in range(code.repeat):
-                        value = e.load(e.at(begin, b.add(step, b.mul(I64(i), a["x_part"]))), kind, code.item_bytes)
+                        value = e.load(e.at(begin, b.add(step, b.mul(I64(i), a["x_part"]))), source_kind, x_bytes)
                         value.set_metadata("alias.scope", scope)
                         place = b.add(b.mul(j, repeat), I64(i))
-                        store = b.store(value, e.at(start, b.mul(place, item)), align=code.item_bytes)
+                        store = b.store(moved(value), e.at(start, b.mul(place, item)), align=item_bytes)
                         store.set_metadata("noalias", scope)
 
                 e.loop(I64(0), b.sdiv(b.sub(a["column_high"], a["column_low"]), repeat), column)

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from llvmlite import ir
 
 from aerogel import candidate
-from aerogel.codegen.emit import F32, I32, I64, PTR, Emit, Value
+from aerogel.codegen.emit import F32, I32, I64, PTR, STORED, Emit, Value
 from aerogel.codegen.sums import Sums
-from aerogel.problem import Dtypes
+from aerogel.problem import ITEM_BYTES, Dtypes
 from aerogel.target import VECTOR_BYTES
 
 POINTERS = (*candidate.POINTERS, "value", "live", "slope")
@@ -38,22 +38,23 @@ STEP = 64
 
 @dataclass(frozen=True)
 class DotCode:
-    """f32 throughout. `epilogue` as in Conv, the slope of leaky left out."""
+    """Features and weights in one type, summed in f32. `epilogue` as in Conv, the slope of leaky left out."""
 
     isa: str
     epilogue: tuple[str, ...] = ()
+    dtype: str = "f32"
     vectors: int = 1
 
     @property
     def dtypes(self) -> Dtypes:
-        return Dtypes()
+        return Dtypes.of(self.dtype)
 
     @property
     def lanes(self) -> int:
         return VECTOR_BYTES[self.isa] // 4
 
     def __str__(self) -> str:
-        return f"dot-{self.isa}" + "".join(f"+{e}" for e in self.epilogue)
+        return f"dot-{self.isa}-{self.dtype}" + "".join(f"+{e}" for e in self.epilogue)
 
 
 def emit(code: DotCode) -> str:
@@ -73,7 +74,12 @@ class _Dot(Sums):
 
         def image(i: Value, _: list[Value]) -> None:
             x = e.at(a["x"], b.mul(i, a["x_image"]))
-            e.loop(I64(0), a["channels"], lambda c, _: self._put(line, c, e.load(e.at(x, b.mul(c, a["x_plane"])), F32, 4)))
+            kind = self._code.dtypes.input
+
+            def gather(c: Value, _: list[Value]) -> None:
+                self._put(line, c, e.scalar(e.at(x, b.mul(c, a["x_plane"])), I64(0), kind, "f32"))
+
+            e.loop(I64(0), a["channels"], gather)
             e.loop(a["channels"], a["padded"], lambda c, _: self._put(line, c, F32(0)))
             e.share(a["filters"], thread, threads, lambda k: self.filter(i, k, line))
 
@@ -85,13 +91,15 @@ class _Dot(Sums):
     def filter(self, image: Value, k: Value, line: Value) -> None:
         """One output: its sum in every lane, of which the first is kept."""
         b, a, e = self.b, self.a, self.e
-        row = e.at(a["value"], b.mul(b.mul(k, a["padded"]), I64(4)))
-        size = self.lanes * 4
+        kind = self._code.dtypes.input
+        item = ITEM_BYTES[kind]
+        row = e.at(a["value"], b.mul(b.mul(k, a["padded"]), I64(item)))
+        size = self.lanes * item
 
         def step(c: Value, sums: list[Value]) -> list[Value]:
-            at = b.mul(c, I64(4))
-            places = [b.add(at, I64(i * size)) for i in range(CHAINS)]
-            pairs = [[e.vector(e.at(base, p), "f32", "f32", self.lanes) for base in (row, line)] for p in places]
+            places = [b.add(c, I64(i * self.lanes)) for i in range(CHAINS)]
+            held = ((row, kind, item), (line, "f32", 4))
+            pairs = [[e.vector(e.at(base, b.mul(p, I64(n))), t, "f32", self.lanes) for base, t, n in held] for p in places]
             return [b.call(self.fma, [*pair, s]) for pair, s in zip(pairs, sums, strict=True)]
 
         _, sums = e.loop(I64(0), a["padded"], step, [self.nothing] * CHAINS, step=CHAINS * self.lanes)
@@ -105,10 +113,11 @@ class _Dot(Sums):
             total = b.fadd(total, e.scalar(a["bias"], k, "f32", "f32"))
         plane = b.add(b.mul(image, a["y_image"]), b.mul(k, a["y_plane"]))
         first = self.lanes_of(a["live"], I64(0))
-        e.store(self.finished(e.splat(total, self.lanes), plane, first), e.at(a["y"], plane), "f32")
+        e.store(self.finished(e.splat(total, self.lanes), plane, first), e.at(a["y"], plane), kind)
+        nothing = ir.Constant(ir.VectorType(STORED[kind], self.lanes), None)
 
         def zero(v: Value, base: Value) -> None:
-            e.store(self.nothing, e.at(a["y"], b.add(base, b.mul(v, I64(size)))), "f32")
+            e.store(nothing, e.at(a["y"], b.add(base, b.mul(v, I64(size)))), kind)
 
         e.loop(I64(1), a["plane_vectors"], lambda v, _: zero(v, plane))
         opening = b.icmp_signed("==", b.add(image, k), I64(0))

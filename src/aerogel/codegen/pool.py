@@ -7,7 +7,7 @@
       zeros up to the end of the row and of the plane: the border
 
 The two passes need r + s comparisons a pixel instead of r * s. The line of the next row is made before this row's is read: what was
-only just stored would be waited for. NaN wins over every number, as it does in torch.
+only just stored would be waited for. NaN wins over every number, as it does in torch. Lines are f32 whatever the maps are.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from llvmlite import ir
 
 from aerogel.candidate import POINTERS
-from aerogel.codegen.emit import F32, I64, PTR, Emit, Value
+from aerogel.codegen.emit import F32, I64, PTR, STORED, Emit, Value
 from aerogel.target import VECTOR_BYTES
 
 SIZES = (
@@ -46,9 +46,10 @@ class PoolCode:
     width: int
     stride: int
     dilation: int
+    dtype: str = "f32"
 
     def __str__(self) -> str:
-        return f"pool-{self.isa}-{self.kind}-{self.width}-{self.stride}-{self.dilation}"
+        return f"pool-{self.isa}-{self.dtype}-{self.kind}-{self.width}-{self.stride}-{self.dilation}"
 
 
 def emit(code: PoolCode) -> str:
@@ -65,6 +66,7 @@ def emit(code: PoolCode) -> str:
         for kind, suffix in ((vector, f"v{lanes}f32"), (F32, "f32"))
     }
     every_other = ir.Constant(ir.VectorType(ir.IntType(32), lanes), list(range(0, 2 * lanes, 2)))
+    stored = STORED[code.dtype]
     lowest = ir.Constant(F32, float("-inf") if code.kind == "max" else 0.0)
     scale = b.bitcast(b.trunc(a["scale"], ir.IntType(32)), F32)
 
@@ -75,6 +77,10 @@ def emit(code: PoolCode) -> str:
 
     def put(base: Value, i: Value, value: Value) -> None:
         b.store(value, b.gep(base, [i], source_etype=F32), align=4)
+
+    def put_out(base: Value, i: Value, value: Value) -> None:
+        """A pixel, or a vector of them, in the maps' own type."""
+        e.store(e.narrow(value, code.dtype, 0 if value.type == F32 else lanes), b.gep(base, [i], source_etype=stored), code.dtype)
 
     def line(p: Value) -> Value:
         return b.gep(lines, [b.mul(b.and_(p, I64(1)), a["line_elements"])], source_etype=F32)
@@ -89,10 +95,10 @@ def emit(code: PoolCode) -> str:
             e.when(b.icmp_signed(">", p, I64(0)), lambda: across(y, b.sub(p, I64(1))))
 
         e.loop(I64(0), b.add(a["y_rows"], I64(1)), step)
-        e.loop(b.mul(a["y_rows"], a["y_row"]), a["plane_elements"], lambda i, _: put(y, i, F32(0)))
+        e.loop(b.mul(a["y_rows"], a["y_row"]), a["plane_elements"], lambda i, _: put_out(y, i, F32(0)))
         e.when(
             b.icmp_signed("==", u, I64(0)),
-            lambda: e.loop(b.neg(a["front_elements"]), I64(0), lambda i, _: put(y, i, F32(0))) and None,
+            lambda: e.loop(b.neg(a["front_elements"]), I64(0), lambda i, _: put_out(y, i, F32(0))) and None,
         )
 
     def down(x: Value, p: Value) -> None:
@@ -107,7 +113,7 @@ def emit(code: PoolCode) -> str:
         def columns(j: Value, _: list[Value]) -> None:
             def tap(i: Value, acc: list[Value]) -> list[Value]:
                 row = e.at(x, b.mul(b.add(top, b.mul(i, dilation)), a["x_row"]))
-                return [join(acc[0], e.load(b.gep(row, [j], source_etype=F32), vector, 4))]
+                return [join(acc[0], e.vector(b.gep(row, [j], source_etype=stored), code.dtype, "f32", lanes))]
 
             _, (best,) = e.loop(low, high, tap, [ir.Constant(vector, [lowest.constant] * lanes)])
             b.store(best, b.gep(inner, [j], source_etype=F32), align=4)
@@ -117,7 +123,7 @@ def emit(code: PoolCode) -> str:
 
     def across(y: Value, p: Value) -> None:
         """Row p of the output from its line: whole vectors where columns are neighbours or every other one, then pixels."""
-        out, own = b.gep(y, [b.mul(p, a["y_row"])], source_etype=F32), line(p)
+        out, own = b.gep(y, [b.mul(p, a["y_row"])], source_etype=stored), line(p)
 
         def finished(value: Value) -> Value:
             if code.kind == "max":
@@ -130,23 +136,23 @@ def emit(code: PoolCode) -> str:
                 at = b.add(b.mul(q, I64(code.stride)), I64(i * code.dilation))
                 parts = [e.load(b.gep(own, [b.add(at, I64(j * lanes))], source_etype=F32), vector, 4) for j in range(code.stride)]
                 best = join(best, parts[0] if code.stride == 1 else b.shuffle_vector(*parts, every_other))
-            b.store(finished(best), b.gep(out, [q], source_etype=F32), align=4)
+            put_out(out, q, finished(best))
 
         def pixel(q: Value, _: list[Value]) -> None:
             start = b.gep(own, [b.mul(q, I64(code.stride))], source_etype=F32)
             if code.width > UNROLLED and code.dilation == 1:
-                put(out, q, finished(wide(start)))
+                put_out(out, q, finished(wide(start)))
                 return
             best = lowest
             for i in range(code.width):
                 best = join(best, e.load(b.gep(start, [I64(i * code.dilation)], source_etype=F32), F32, 4))
-            put(out, q, finished(best))
+            put_out(out, q, finished(best))
 
         done: Value = I64(0)
         if code.stride <= 2 and code.width <= UNROLLED:
             done, _ = e.loop(I64(0), a["y_columns"], several, step=lanes)
         e.loop(done, a["y_columns"], pixel)
-        e.loop(a["y_columns"], a["y_row"], lambda i, _: put(out, i, F32(0)))
+        e.loop(a["y_columns"], a["y_row"], lambda i, _: put_out(out, i, F32(0)))
 
     def wide(first: Value) -> Value:
         """Over a window of many columns: a chain for each lane, then lanes in pairs. One chain would round far more."""

@@ -27,17 +27,19 @@ SUMMARY = "torch's own convolution: both layouts, plain or oneDNN with the weigh
 VERSION = 1
 
 TORCH = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+KINDS = {dtype: kind for kind, dtype in TORCH.items()}
 LAYOUTS = ("contiguous", "channels_last")
 _FUSED = {"relu": ("relu", ""), "relu6": ("hardtanh", ""), "silu": ("swish", ""), "hardswish": ("hardswish", "")}
 
 
-def private_ops() -> tuple[Any, Any] | None:
-    """oneDNN's (reorder weight, fused convolution), or None where this torch has not both."""
+def private_ops(kind: str = "f32") -> tuple[Any, Any] | None:
+    """oneDNN's (reorder weight, fused convolution), or None where this torch has not both or this CPU not the element type."""
     reorder = getattr(torch._C._nn, "mkldnn_reorder_conv2d_weight", None)
     fused = getattr(torch.ops.mkldnn, "_convolution_pointwise", None)
     if reorder is None or fused is None or not torch._C._has_mkldnn:
         return None
-    return reorder, fused
+    able = {"f16": "_is_mkldnn_fp16_supported", "bf16": "_is_mkldnn_bf16_supported"}.get(kind)
+    return (reorder, fused) if able is None or getattr(torch.ops.mkldnn, able, bool)() else None
 
 
 def refuse(conv: Conv, target: Target, stats: Stats) -> str | None:
@@ -54,7 +56,7 @@ def configs(conv: Conv, target: Target, stats: Stats) -> Iterator[Config]:
     if conv.n is not None and _features(conv):
         yield Config.make(NAME, channels_last=0, prepacked=0)
         return
-    for prepacked in (1, 0) if private_ops() else (0,):
+    for prepacked in (1, 0) if private_ops(conv.dtypes.input) else (0,):
         for layout in (1, 0):
             yield Config.make(NAME, channels_last=layout, prepacked=prepacked)
 
@@ -136,7 +138,7 @@ def _features(conv: Conv) -> bool:
 
 
 def _prepacked(weight: torch.Tensor, conv: Conv) -> Call:
-    ops = private_ops()
+    ops = private_ops(conv.dtypes.input)
     assert ops is not None
     reorder, fused = ops
     top, left, bottom, right = conv.pad

@@ -25,7 +25,7 @@ import numpy as np
 
 from aerogel.candidate import POINTERS, Config, Kernel, Packed, Stats
 from aerogel.codegen import llvm, rows
-from aerogel.codegen.sums import lane_bits, unsupported
+from aerogel.codegen.sums import lane_bits, spread, summed_channels, unsupported
 from aerogel.errors import InvalidFile, PlanMismatch, ShapeError
 from aerogel.layout import NUMPY, Array, Layout
 from aerogel.problem import ITEM_BYTES, Conv
@@ -52,13 +52,13 @@ def refuse(conv: Conv, target: Target, stats: Stats) -> str | None:
 def configs(conv: Conv, target: Target, stats: Stats) -> Iterator[Config]:
     """Register blocks and blocks of channels, ordered by a cost model; measurement decides among the first of them."""
     own = conv.c // conv.groups
-    blocks = sorted({min(own, 8 << i) for i in range(9)} | {own})
+    sizes = summed_channels(own, 8, conv, stats.nonzeros)
     cost: dict[tuple[int, int, int], float] = {}
     shapes = {aligned: _Shape.of(conv, target, aligned) for aligned in ((0, 1) if conv.r * conv.s > 1 else (0,))}
     for aligned, shape in shapes.items():
         most = min(shape.live, _REGISTER_BLOCK[target.isa] // (1 + aligned * (target.isa in ("avx2", "generic"))))
         if len(shape.shifts) <= _MOST_RUNS:
-            cost |= {(v, b, aligned): _cycles(conv, target, stats, shape, v, b) for v in range(1, most + 1) for b in blocks}
+            cost |= {(v, b, aligned): _cycles(conv, target, stats, shape, v, b) for v in range(1, most + 1) for b in sizes}
     ordered = sorted(cost, key=lambda point: cost[point])
     first = [next(point for point in ordered if point[2] == kind) for kind in dict.fromkeys(point[2] for point in ordered)]
     for v, b, aligned in dict.fromkeys(first + ordered):  # the best of each kind is always timed
@@ -99,7 +99,8 @@ def _cycles(conv: Conv, target: Target, stats: Stats, shape: _Shape, vectors: in
     loads = vectors + (1 - 1 / runs) if runs else vectors * (1 + 3.5 * (1 - 1 / conv.s))
     missing = max(0.0, 1 - 0.9 * target.l1_bytes / (channels * span))
     nonzero = (loads + 2) / 2 + 1.2 * loads * missing
-    rows = conv.k * (passes * (25 + 1.2 * vectors + max(0, runs - 1) * (8 + 2 * vectors)) + (passes - 1) * 2.5 * vectors)
+    kept = vectors * 4 // ITEM_BYTES[conv.dtypes.accumulator]  # partial sums are f32
+    rows = conv.k * (passes * (25 + 1.2 * kept + max(0, runs - 1) * (8 + 2 * vectors)) + (passes - 1) * 2.5 * kept)
     moved = sum(
         count * (20 + 27 * vectors) for count, size in zip((conv.c, conv.k), shape.far, strict=True) if size > target.l2_bytes // 2
     )
@@ -281,7 +282,7 @@ def build(packed: Packed, conv: Conv, config: Config, target: Target, reads: Lay
         "start": start,
         "row": np.concatenate([a["row"], np.repeat(a["row"][-1:], config["ahead"])]),
         "offset": offset.astype(np.int32),
-        "value": value,
+        "value": spread(value, d.accumulator),
         "live": lane_bits(code.lanes, live.reshape(-1, code.lanes)),
         "slope": np.array([conv.slope], np.float32),
     }

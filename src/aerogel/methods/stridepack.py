@@ -25,7 +25,7 @@ import numpy as np
 
 from aerogel.candidate import POINTERS, Config, Kernel, Packed, Stats
 from aerogel.codegen import llvm, tiles
-from aerogel.codegen.sums import lane_bits, unsupported
+from aerogel.codegen.sums import lane_bits, spread, summed_channels, unsupported
 from aerogel.errors import InvalidFile, PlanMismatch, ShapeError
 from aerogel.layout import NUMPY, Array, Layout
 from aerogel.problem import ITEM_BYTES, Conv
@@ -59,7 +59,7 @@ def configs(conv: Conv, target: Target, stats: Stats) -> Iterator[Config]:
     for columns in range(1, min(across, most) + 1):
         for rows in range(1, min(conv.out[0], most // columns) + 1):
             tile = _tile_vectors(conv, rows, columns)
-            for channels in sorted({min(own, 4 << i) for i in range(9)}):
+            for channels in summed_channels(own, 4, conv, stats.nonzeros):
                 held = channels * tile * target.vector_bytes
                 if channels * tile < 2**16 and (held <= target.l2_bytes // 4 or channels == min(own, 4)):
                     cost[rows, columns, channels] = _cycles(conv, target, stats, across, rows, columns, channels)
@@ -80,7 +80,8 @@ def _cycles(conv: Conv, target: Target, stats: Stats, across: int, rows: int, co
     missing = max(0.0, 1 - 0.9 * target.l1_bytes / (channels * tile * target.vector_bytes))
     staged = conv.c * tile * (1.5 + conv.stride[1] if conv.stride[1] < 3 else 20)
     nonzero = (vectors + 2) / 2 + 1.2 * vectors * missing
-    filters = conv.k * (stages * (25 + 1.2 * vectors) + (stages - 1) * 2.5 * vectors + 4 * vectors)
+    kept = vectors * 4 // ITEM_BYTES[conv.dtypes.accumulator]  # partial sums are f32
+    filters = conv.k * (stages * (25 + 1.2 * kept) + (stages - 1) * 2.5 * kept + 4 * vectors)
     return -(-conv.out[0] // rows) * -(-across // columns) * (staged + stats.nonzeros * nonzero + filters)
 
 
@@ -255,7 +256,7 @@ def build(packed: Packed, conv: Conv, config: Config, target: Target, reads: Lay
         "start": a["start"],
         "row": np.concatenate([a["row"], np.repeat(a["row"][-1:], config["ahead"])]),
         "offset": offset.astype(np.uint16),
-        "value": a["value"],
+        "value": spread(a["value"], d.accumulator),
         "live": lane_bits(code.lanes, column < q),
         "stored": lane_bits(code.lanes, column < writes.pitch),
         "slope": np.array([conv.slope], np.float32),

@@ -64,7 +64,7 @@ def explain(fast: Compiled, *, layer: str | None = None) -> Report:
 def _headline(fast: Compiled) -> str:
     sparse, layers = sum(c.config.method != "dense" for c in fast.plan.choices), len(fast.plan.choices)
     keep = "" if sparse else f" {KEEP_DENSE}"
-    if fast.how in ("contiguous", "channels_last"):
+    if fast.how not in ("graph", "parts"):
         return f"torch ({fast.how}) runs the model: no plan was faster on this machine.{keep}"
     if fast.plan.model is None:
         return f"{sparse} of {layers} layers on sparse kernels, by rule; nothing was timed (tune='off').{keep}"

@@ -43,13 +43,14 @@ def convert(
 
     `place` is (first channel, channels of the whole) where the target is a part of a wider tensor: a concatenation.
     """
-    if source.kind == "phases" or target.kind == "channels_last" or source.dtype != target.dtype:
+    mixed = source.dtype != target.dtype and "f32" not in (source.dtype, target.dtype)
+    if source.kind == "phases" or target.kind == "channels_last" or mixed:
         raise PlanMismatch(f"no kernel copies {source} to {target}")
     n, c, h, w = shape
     repeat, maps = larger.repeat, larger.repeat**2 if larger.woven else 1
     c //= maps
     first, whole = place[0], place[1] or c
-    item = source.item_bytes
+    item, x_item = target.item_bytes, source.item_bytes
     x_image, x_channel, x_row, x_column = _strides(source, shape)
     h_out, w_out = h * repeat, w * repeat
     rows, columns = target.rows_columns(h_out, w_out)
@@ -59,7 +60,7 @@ def convert(
     plane = phase_plane * target.kept[0] * target.kept[1]
     pitch = w_out if target.kind == "contiguous" else target.pitch
     step = v if x_column == 1 and v <= 2 else 0
-    code = copy.CopyCode(machine.isa, item, step, repeat)
+    code = copy.CopyCode(machine.isa, source.dtype, target.dtype, step, repeat)
     entry = llvm.function(str(code), copy.ENTRY, lambda: copy.emit(code), machine.isa)
     kernels = []
     for a in range(target.kept[0]):
@@ -67,12 +68,12 @@ def convert(
             low = min(columns, max(0, -(-(left - b) // v)))
             high = max(low, min(columns, -(-(w_out + left - b) // v)))
             sizes = {
-                "images": n, "channels": c, "x_image": x_image * item, "x_channel": maps * x_channel * item, "x_row": x_row * item,
-                "x_column": v * x_column * item, "x_part": x_channel * item if larger.woven else 0,
+                "images": n, "channels": c, "x_image": x_image * x_item, "x_channel": maps * x_channel * x_item,
+                "x_row": x_row * x_item, "x_column": v * x_column * x_item, "x_part": x_channel * x_item if larger.woven else 0,
                 "y_first": (first * plane + (a * target.kept[1] + b) * phase_plane) * item,
                 "y_image": whole * plane * item, "y_channel": plane * item, "y_row": pitch * item, "rows": rows,
                 "row_first": a - top, "row_step": u, "x_rows": h, "column_low": low, "column_high": high,
-                "column_first": (low * v + b - left) * x_column * item, "row_bytes": pitch * item,
+                "column_first": (low * v + b - left) * x_column * x_item, "row_bytes": pitch * item,
                 "tail_bytes": (phase_plane - rows * pitch) * item,
                 "front_bytes": target.front * item if a == b == first == 0 else 0,
             }  # fmt: skip

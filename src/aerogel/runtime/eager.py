@@ -21,6 +21,33 @@ def channels_last(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor
 
 
+class InType(torch.nn.Module):
+    """A copy of the model in another element type that takes and gives the model's own."""
+
+    def __init__(self, model: torch.nn.Module, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.body, self.dtype = copy.deepcopy(model).to(dtype), dtype
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        def there(t: torch.Tensor) -> torch.Tensor:
+            return t.to(self.dtype) if t.is_floating_point() else t
+
+        def back(t: torch.Tensor) -> torch.Tensor:
+            return t.float() if t.dtype == self.dtype else t
+
+        args, kwargs = pytree.tree_map_only(torch.Tensor, there, (args, kwargs))
+        return pytree.tree_map_only(torch.Tensor, back, self.body(*args, **kwargs))
+
+
+def bodies(model: torch.nn.Module, dtype: torch.dtype | None) -> dict[str, torch.nn.Module]:
+    """The forms in which torch can run the model: both layouts, and with `dtype` both again in that type."""
+    found = in_both_layouts(model)
+    if dtype is None or all(p.dtype == dtype for p in model.parameters()):
+        return found
+    name = str(dtype).removeprefix("torch.")
+    return found | {f"{layout} {name}": m for layout, m in in_both_layouts(InType(model, dtype)).items()}
+
+
 def in_both_layouts(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
     """The model, and a copy of it in torch's other layout. Only images have one: `to(memory_format=)` raises on a Conv3d."""
     other = copy.deepcopy(model)
@@ -34,18 +61,18 @@ def runner(model: torch.nn.Module, call: Call, layout: str) -> Callable[[], Any]
 
     def run() -> Any:
         with torch.no_grad():
-            args, kwargs = pytree.tree_map_only(torch.Tensor, channels_last, call) if layout == "channels_last" else call
+            args, kwargs = pytree.tree_map_only(torch.Tensor, channels_last, call) if layout.startswith("channels_last") else call
             return model(*args, **kwargs)
 
     return run
 
 
-def agree(model: torch.nn.Module, other: torch.nn.Module, call: Call) -> bool:
+def agree(model: torch.nn.Module, other: torch.nn.Module, call: Call, within: float = 1e-2) -> bool:
     """Whether two models answer alike on the example: a last look before one replaces the other, far wider than rounding."""
     wanted, got = (pytree.tree_leaves(runner(m, call, "contiguous")()) for m in (model, other))
     for w, g in zip(wanted, got, strict=True):
         judged = isinstance(w, torch.Tensor) and w.is_floating_point() and w.shape == g.shape and w.numel() > 0
-        if judged and w.isfinite().all() and not (g - w).abs().max() <= 1e-2 * w.abs().max() + 1e-6:
+        if judged and w.isfinite().all() and not (g - w).abs().max() <= within * w.abs().max() + 1e-6:
             return False
     return True
 

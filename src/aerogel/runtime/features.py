@@ -7,8 +7,8 @@ import numpy as np
 from aerogel.candidate import Kernel
 from aerogel.codegen import dot, llvm
 from aerogel.codegen.sums import lane_bits
-from aerogel.layout import Array, Layout
-from aerogel.problem import Conv, Dtypes
+from aerogel.layout import NUMPY, Array, Layout
+from aerogel.problem import Conv
 from aerogel.target import Target
 
 FEW = 2
@@ -18,25 +18,27 @@ FEW = 2
 def takes(conv: Conv) -> bool:
     """Whether this is a Linear over few features of one pixel."""
     plain = (conv.r, conv.s, conv.stride, conv.groups, conv.pad) == (1, 1, (1, 1), 1, (0, 0, 0, 0))
-    return plain and conv.size == (1, 1) and conv.n is not None and 0 < conv.n <= FEW and conv.dtypes == Dtypes()
+    d = conv.dtypes
+    return plain and conv.size == (1, 1) and conv.n is not None and 0 < conv.n <= FEW and d.input == d.weight == d.output
 
 
 def kernel(weight: Array, conv: Conv, reads: Layout, writes: Layout, target: Target) -> Kernel:
     """The kernel from one planar layout to another."""
     steps = tuple(e if not e.startswith("leaky") else "leaky" for e in conv.epilogue)
-    code = dot.DotCode(target.isa, steps)
+    code = dot.DotCode(target.isa, steps, reads.dtype)
     entry = llvm.function(str(code), dot.ENTRY, lambda: dot.emit(code), target.isa)
     padded = -(-conv.c // dot.STEP) * dot.STEP
-    value = np.ascontiguousarray(weight.reshape(conv.k, conv.c), np.float32)
+    value = np.ascontiguousarray(weight.reshape(conv.k, conv.c), NUMPY[reads.dtype])
     if padded > conv.c:
         value = np.pad(value, ((0, 0), (0, padded - conv.c)))
     live = lane_bits(code.lanes, np.arange(code.lanes)[None] < 1)
     owned = {"value": value, "live": live, "slope": np.array([conv.slope], np.float32)}
-    x_plane, y_plane = reads.plane(1, 1), writes.plane(1, 1)
+    x_plane, y_plane = reads.plane(1, 1) * reads.item_bytes, writes.plane(1, 1) * writes.item_bytes
     sizes = {
         "images": conv.batch, "filters": conv.k, "channels": conv.c, "padded": padded,
-        "x_image": conv.c * x_plane * 4, "x_plane": x_plane * 4, "y_image": conv.k * y_plane * 4, "y_plane": y_plane * 4,
-        "plane_vectors": y_plane // code.lanes, "front_vectors": writes.front // code.lanes, "scratch_thread": padded * 4,
+        "x_image": conv.c * x_plane, "x_plane": x_plane, "y_image": conv.k * y_plane, "y_plane": y_plane,
+        "plane_vectors": writes.plane(1, 1) // code.lanes, "front_vectors": writes.front // code.lanes,
+        "scratch_thread": padded * 4,
     }  # fmt: skip
     own = {name: array.ctypes.data for name, array in owned.items()} | sizes
     arguments = np.array([own.get(name, 0) for name in dot.ARGUMENTS], np.int64)

@@ -15,11 +15,12 @@ from torch.utils import _pytree as pytree
 from aerogel.candidate import Config, Stats
 from aerogel.capture.export import Captured
 from aerogel.capture.fuse import fuse
+from aerogel.capture.half import Half, halved
 from aerogel.errors import AerogelError, ShapeError
 from aerogel.graph import Graph, Node, Ref
 from aerogel.layout import Array
 from aerogel.methods import method
-from aerogel.methods.dense import from_torch
+from aerogel.methods.dense import KINDS, from_torch
 from aerogel.plan import Plan, Timing
 from aerogel.runtime import interpret, operator, pool
 from aerogel.runtime.eager import channels_last
@@ -38,15 +39,20 @@ Timings = list[dict[str, list[float]]]
 class Network:
     """A fused graph with its constants, runnable under any choices. Holds no workspace itself."""
 
-    def __init__(self, captured: Captured, graph: Graph, constants: dict[str, torch.Tensor]) -> None:
-        self.captured, self.graph, self.constants = captured, graph, constants
+    def __init__(self, captured: Captured, graph: Graph, constants: dict[str, torch.Tensor], half: Half | None = None) -> None:
+        self.captured, self.graph, self.constants, self.half = captured, graph, constants, half
+        self.kinds: dict[str, str] = {}
         self.arrays: dict[str, Array] = {}  # copies: torch moves a tensor's memory when it is sent to another process
         for node in self.convs():
             _, weight, bias, _ = node.conv_inputs()
-            self.arrays[weight] = from_torch(constants[weight]).copy()
+            self.arrays[weight] = from_torch(constants[weight] + 0)  # pruning leaves minus zeros, which as bits of bf16 are none
             if bias is not None:
                 self.arrays[bias] = constants[bias].float().numpy().copy()
         self.packs = Packs(self.arrays)
+
+    def halved(self, half: Half) -> Network:
+        """The same network in half precision."""
+        return Network(self.captured, *halved(self.graph, self.constants, half), half)
 
     def convs(self) -> list[Node]:
         return [n for n in self.graph.nodes if n.conv is not None]
@@ -91,14 +97,20 @@ class Network:
                         "Compile again with an example of the new size."
                     )
 
-    def shapes(self, inputs: list[Any]) -> dict[str, tuple[int, ...]]:
-        """Sizes of every value for these inputs, found by running torch once."""
+    def values(self, inputs: list[Any]) -> dict[str, torch.Tensor]:
+        """Every tensor of the graph for these inputs, computed by torch."""
         with torch.no_grad():
             values = interpret.run(self.graph, self.constants, inputs)
-        return {name: tuple(v.shape) for name, v in values.items() if isinstance(v, torch.Tensor)}
+        return {name: v for name, v in values.items() if isinstance(v, torch.Tensor)}
+
+    def shapes(self, inputs: list[Any]) -> dict[str, tuple[int, ...]]:
+        """Sizes of every value for these inputs, found by running torch once. Their element types are noted on the way."""
+        values = self.values(inputs)
+        self.kinds = {name: KINDS[v.dtype] for name, v in values.items() if v.dtype in KINDS}
+        return {name: tuple(v.shape) for name, v in values.items()}
 
     def program(self, shapes: Mapping[str, tuple[int, ...]], choices: Mapping[str, Config], threads: int) -> Program:
-        return build(self.graph, shapes, choices, self.packs, replace(host(), threads=threads))
+        return build(self.graph, shapes, self.kinds, choices, self.packs, replace(host(), threads=threads))
 
     def workspace(self, program: Program, threads: int) -> Workspace:
         return Workspace(self.graph, program, self.constants, self.arrays, threads)
@@ -146,7 +158,7 @@ class Compiled(torch.nn.Module):
         notes: tuple[str, ...] = (),
         body: torch.nn.Module | None = None,
     ) -> None:
-        """`how`: "graph" runs the network under the plan; "contiguous", "channels_last" and "parts" run `body` as torch would."""
+        """`how`: "graph" runs the network under the plan; "parts" and the names of eager.bodies() run `body` as torch would."""
         super().__init__()
         self.__dict__["_original"], self.__dict__["_body"] = original, original if body is None else body
         self.network, self.plan, self.how, self.notes = network, plan, how, notes
@@ -261,7 +273,7 @@ class Compiled(torch.nn.Module):
         if not torch.is_grad_enabled():
             return (
                 body(*args, **kwargs)
-                if self.how != "channels_last"
+                if not self.how.startswith("channels_last")
                 else body(*map(_swapped, args), **{n: _swapped(v) for n, v in kwargs.items()})
             )
         if any(isinstance(t, torch.Tensor) and t.requires_grad for t in pytree.tree_leaves((args, kwargs))):
@@ -298,7 +310,8 @@ class Compiled(torch.nn.Module):
         constants = {name: state_dict.get(name, value) for name, value in old.constants.items()}
         captured = replace(old, constants=constants)
         graph, fused, _ = fuse(captured.graph, constants, captured.shapes)
-        self.network = Network(captured, graph, fused)
+        half, self.network = self.network.half, Network(captured, graph, fused)
+        self.network = self.network if half is None else self.network.halved(half)
         self._fresh()
         return answer
 

@@ -1,7 +1,8 @@
 """What runs for one set of input shapes: torch calls and native segments, decided once, bound to an arena many times.
 
 The walk over the graph keeps for each value where it is: in torch's hands, as a plane in the arena, cut into phases, or several of
-these. A copy stands where a value is needed in a form it does not have yet.
+these. A copy stands where a value is needed in a form it does not have yet; a change of precision is such a copy, and never a step
+of its own.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from aerogel.problem import Conv
 from aerogel.runtime import features, pooling
 from aerogel.runtime.arena import Touch, place
 from aerogel.runtime.convert import Enlarge, convert, enlarges
-from aerogel.runtime.stays import image_shape, problem, staying
+from aerogel.runtime.stays import Kinds, casts, image_shape, problem, staying
 from aerogel.runtime.views import concatenated, cuts, homes, root
 from aerogel.target import Target
 
@@ -55,7 +56,7 @@ class Native:
 
 @dataclass(frozen=True)
 class Export:
-    """A value that a segment gives to torch."""
+    """A tensor that passes between a segment and torch."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -83,10 +84,10 @@ class Program:
 
 
 def build(
-    graph: Graph, shapes: Mapping[str, tuple[int, ...]], choices: Mapping[str, Config], packs: Packs, target: Target
+    graph: Graph, shapes: Mapping[str, tuple[int, ...]], kinds: Kinds, choices: Mapping[str, Config], packs: Packs, target: Target
 ) -> Program:
     """`choices` names the configuration of each conv node that gets a kernel of ours; all other nodes are torch's."""
-    return _Walk(graph, shapes, choices, packs, target).program()
+    return _Walk(graph, shapes, kinds, choices, packs, target).program()
 
 
 class _Walk:
@@ -94,17 +95,19 @@ class _Walk:
         self,
         graph: Graph,
         shapes: Mapping[str, tuple[int, ...]],
+        kinds: Kinds,
         choices: Mapping[str, Config],
         packs: Packs,
         target: Target,
     ) -> None:
-        self.graph, self.shapes, self.target, self.packs = graph, shapes, target, packs
+        self.graph, self.shapes, self.kinds, self.target, self.packs = graph, shapes, kinds, target, packs
         self.given = choices
         self.choices = {name: c for name, c in choices.items() if c.method in NATIVE}
         self.problems = {n.name: problem(n, shapes) for n in graph.nodes if n.name in self.choices}
         self.users = graph.users()
-        self.stays = staying(graph, shapes, self.choices.keys(), choices.keys()) if self._dtype() == "f32" else set()
-        self.homes = homes(graph, shapes, self.choices.keys() | self.stays)
+        self.stays = staying(graph, shapes, kinds, self.choices.keys(), choices.keys())
+        self.cast: dict[str, str] = {}  # values that are others in another element type, and need no step for it
+        self.homes = homes(graph, shapes, {n.name for n in graph.nodes if self._ours(n.name) and not casts(n, kinds)})
         self.parts: list[Part] = []
         self.torch = {*graph.inputs, *graph.constants}
         self.arena: dict[str, tuple[Layout, Shape]] = {}
@@ -114,6 +117,8 @@ class _Walk:
         for node in self.graph.nodes:
             if node.name in self.choices:
                 self._native(node)
+            elif casts(node, self.kinds) and (node.name in self.stays or all(map(self._ours, self.users[node.name]))):
+                self.cast[node.name] = node.inputs[0]
             elif node.name in self.stays:
                 self._staying_node(node)
             elif not (cuts(node) and self.stays.issuperset(self.users[node.name])):
@@ -126,16 +131,18 @@ class _Walk:
                 self._to_torch(name)
         return self._placed()
 
-    def _dtype(self) -> str:
-        """The element type of our maps: one for a whole program."""
-        return next((c.dtypes.input for c in self.problems.values()), "f32")
+    def _ours(self, name: str) -> bool:
+        return name in self.choices or name in self.stays
+
+    def _plane(self, name: str) -> Layout:
+        return self.planes[self.kinds[name], image_shape(self.shapes[name])[2:]]
 
     def _staying_node(self, node: Node) -> None:
         if node.conv is not None:
             self._features(node)
         elif node.op == "getitem":  # a slice: it stands in its source
             shape = image_shape(self.shapes[node.name])
-            self.arena[node.name] = (self.planes[shape[2:]], shape)
+            self.arena[node.name] = (self._plane(node.name), shape)
         elif concatenated(node):
             self._concat(node)
         elif larger := enlarges(node, self.shapes):
@@ -144,32 +151,34 @@ class _Walk:
             self._pool(node)
 
     def _features(self, node: Node) -> None:
-        conv, plane = problem(node, self.shapes), self.planes[1, 1]
+        conv, plane = problem(node, self.shapes), self._plane(node.name)
         x, weight, bias, residual = node.conv_inputs()
+        x, residual = self._in_arena(x, plane), None if residual is None else self._in_arena(residual, plane)
         made = features.kernel(self.packs.weight(weight), conv, plane, plane, self.target)
         label = f"dot {node.layer or node.name}"
         self._segment().natives.append(Native(made, x, node.name, residual, bias, label))
         self.arena[node.name] = (plane, conv.y_shape)
 
     def _enlarge(self, node: Node, larger: Enlarge) -> None:
-        shape, y_shape = (image_shape(self.shapes[n]) for n in (node.inputs[0], node.name))
-        writes = self.planes[y_shape[2:]]
-        for made in convert(shape, self.planes[shape[2:]], writes, self.target, larger=larger):
-            self._segment().natives.append(Native(made, node.inputs[0], node.name, label=f"enlarge {node.name}"))
-        self.arena[node.name] = (writes, y_shape)
+        x = node.inputs[0]
+        (reads, origin), writes = self._where(x), self._plane(node.name)
+        for made in convert(image_shape(self.shapes[x]), reads, writes, self.target, larger=larger):
+            self._segment().natives.append(Native(made, origin, node.name, label=f"enlarge {node.name}"))
+        self.arena[node.name] = (writes, image_shape(self.shapes[node.name]))
 
     def _pool(self, node: Node) -> None:
         own = pooling.read(node)
         assert own is not None
-        x_shape, y_shape = (image_shape(self.shapes[n]) for n in (node.inputs[0], node.name))
-        reads, writes = self.planes[x_shape[2:]], self.planes[y_shape[2:]]
+        x, (x_shape, y_shape) = node.inputs[0], (image_shape(self.shapes[n]) for n in (node.inputs[0], node.name))
+        reads, writes = self._plane(x), self._plane(node.name)
         made = pooling.kernel(own, x_shape, y_shape, reads, writes, self.target)
-        self._segment().natives.append(Native(made, node.inputs[0], node.name, label=f"pool {node.layer or node.name}"))
+        source = self._in_arena(x, reads)
+        self._segment().natives.append(Native(made, source, node.name, label=f"pool {node.layer or node.name}"))
         self.arena[node.name] = (writes, y_shape)
 
     def _concat(self, node: Node) -> None:
         whole = image_shape(self.shapes[node.name])
-        writes, first, (home, start) = self.planes[whole[2:]], 0, root(node.name, self.homes)
+        writes, first, (home, start) = self._plane(node.name), 0, root(node.name, self.homes)
         for name in concatenated(node):
             shape = image_shape(self.shapes[name])
             source, origin = self._where(name)
@@ -189,32 +198,32 @@ class _Walk:
         packed = self.packs.of(node.conv_inputs()[1], conv, config)
         return module.build(packed, conv, config, self.target, reads, writes)[0]
 
-    def _plane_layouts(self) -> dict[tuple[int, int], Layout]:
-        """One planar layout for each image size, so that residuals and chains of layers fit without a copy.
+    def _plane_layouts(self) -> dict[tuple[str, tuple[int, int]], Layout]:
+        """One planar layout for each element type and image size, so that residuals and chains of layers fit without a copy.
 
         The border is the widest any reader needs. A method may want rows of its input and output equally far apart, which ties
         one size to another: pitches grow until every layer is content.
         """
-        border: dict[tuple[int, int], list[int]] = {}
+        border: dict[tuple[str, tuple[int, int]], list[int]] = {}
         for name, conv in self.problems.items():
             reads, _ = self._layouts(name, (0, 0, 0, 0), 0, 0)
-            for size, needs in ((conv.size, conv.pad if reads.kind == "planar" else (0, 0, 0, 0)), (conv.out, (0, 0, 0, 0))):
+            own = conv.pad if reads.kind == "planar" else (0, 0, 0, 0)
+            for size, needs in ((_read(conv), own), (_written(conv), (0, 0, 0, 0))):
                 border[size] = [max(a, b) for a, b in zip(border.get(size, [0, 0, 0, 0]), needs, strict=True)]
         for name in self.stays:
-            border.setdefault(image_shape(self.shapes[name])[2:], [0, 0, 0, 0])
-        slack: dict[tuple[int, int], int] = dict.fromkeys(border, VECTOR)  # a pool reads whole vectors of the last row
-        pitch: dict[tuple[int, int], int] = {size: size[1] + max(b[1], b[3]) for size, b in border.items()}
-        before: dict[tuple[int, int], int] = {}
+            border.setdefault((self.kinds[name], image_shape(self.shapes[name])[2:]), [0, 0, 0, 0])
+        slack = dict.fromkeys(border, VECTOR)  # a pool reads whole vectors of the last row
+        pitch = {key: key[1][1] + max(b[1], b[3]) for key, b in border.items()}
+        before: dict[tuple[str, tuple[int, int]], int] = {}
         while before != pitch:
             before = dict(pitch)
             for name, conv in self.problems.items():
-                b = border[conv.out]
-                reads, writes = self._layouts(name, (b[0], b[1], b[2], b[3]), pitch[conv.out], pitch[conv.size])
-                for size, layout in ((conv.size, reads), (conv.out, writes)):
+                b = border[_written(conv)]
+                reads, writes = self._layouts(name, (b[0], b[1], b[2], b[3]), pitch[_written(conv)], pitch[_read(conv)])
+                for size, layout in ((_read(conv), reads), (_written(conv), writes)):
                     if layout.kind == "planar":
                         pitch[size], slack[size] = max(pitch[size], layout.pitch), max(slack[size], layout.slack)
-        dtype = self._dtype()
-        return {s: Layout("planar", pitch[s], (b[0], b[1], b[2], b[3]), slack[s], dtype) for s, b in border.items()}
+        return {key: Layout("planar", pitch[key], (b[0], b[1], b[2], b[3]), slack[key], key[0]) for key, b in border.items()}
 
     def _layouts(self, name: str, border: tuple[int, int, int, int], pitch: int, x_pitch: int) -> tuple[Layout, Layout]:
         config = self.choices[name]
@@ -228,10 +237,10 @@ class _Walk:
     def _native(self, node: Node) -> None:
         conv, config = self.problems[node.name], self.choices[node.name]
         x, weight, bias, residual = node.conv_inputs()
-        writes = self.planes[conv.out]
+        writes = self.planes[_written(conv)]
         module = method(config.method)
         wanted, _ = self._layouts(node.name, writes.border, writes.pitch, 0)
-        reads = self.planes[conv.size] if wanted.kind == "planar" else wanted
+        reads = self.planes[_read(conv)] if wanted.kind == "planar" else wanted
         source = self._in_arena(x, reads)
         beside = None if residual is None else self._in_arena(residual, writes)
         for kernel in module.build(self.packs.of(weight, conv, config), conv, config, self.target, reads, writes):
@@ -252,20 +261,22 @@ class _Walk:
         return key
 
     def _where(self, name: str) -> tuple[Layout, str]:
-        """Where a value can be read from: the arena, or torch's hands."""
+        """Where a value can be read from, perhaps in another element type: the arena, or torch's hands."""
         if name in self.arena:
             return self.arena[name][0], name
-        return Layout("contiguous", image_shape(self.shapes[name])[3], dtype=self._dtype()), f"@{name}"
+        if name in self.cast:
+            return self._where(self.cast[name])
+        return Layout("contiguous", image_shape(self.shapes[name])[3], dtype=self.kinds[name]), f"@{name}"
 
     def _to_torch(self, name: str) -> None:
         """Make a value that lives in the arena a fresh tensor."""
         if name in self.torch:
             return
-        layout, shape = self.arena[name]
-        plain = Layout("contiguous", shape[3], dtype=layout.dtype)
+        (layout, origin), shape = self._where(name), image_shape(self.shapes[name])
+        plain = Layout("contiguous", shape[3], dtype=self.kinds[name])
         for kernel in convert(shape, layout, plain, self.target):
-            self._segment().natives.append(Native(kernel, name, f"@{name}", label=f"copy {name}"))
-        self._segment().exports[name] = Export(self.shapes[name], layout.dtype)
+            self._segment().natives.append(Native(kernel, origin, f"@{name}", label=f"copy {name}"))
+        self._segment().exports[name] = Export(self.shapes[name], self.kinds[name])
         self.torch.add(name)
 
     def _placed(self) -> Program:
@@ -278,3 +289,11 @@ class _Walk:
             inside[name] = whole, channel * layout.plane(h, w) * layout.item_bytes
         offsets, size = place(touched, sizes, inside)
         return Program(tuple(self.parts), self.shapes, offsets, size, max((s.kernel.scratch_bytes for s in steps), default=0))
+
+
+def _read(conv: Conv) -> tuple[str, tuple[int, int]]:
+    return conv.dtypes.input, conv.size
+
+
+def _written(conv: Conv) -> tuple[str, tuple[int, int]]:
+    return conv.dtypes.output, conv.out

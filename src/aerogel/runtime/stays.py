@@ -12,6 +12,8 @@ from aerogel.runtime.convert import enlarges
 from aerogel.runtime.views import concatenated, cuts, slices
 
 Shapes = Mapping[str, tuple[int, ...]]
+Kinds = Mapping[str, str]
+"""The element type of each value that is f32, f16 or bf16."""
 
 
 def image_shape(shape: tuple[int, ...]) -> Shape:
@@ -26,6 +28,14 @@ def passes(node: Node) -> bool:
     return larger or bool(concatenated(node)) or cuts(node) or pooling.read(node) is not None
 
 
+def casts(node: Node, kinds: Kinds) -> bool:
+    """Whether a node only changes the element type of a map."""
+    if node.op != "aten.to.dtype" or len(node.inputs) != 1:
+        return False
+    both = kinds.get(node.inputs[0]), kinds.get(node.name)
+    return None not in both and both[0] != both[1] and "f32" in both
+
+
 def problem(node: Node, shapes: Shapes) -> Conv:
     """The concrete problem of a conv node for known shapes."""
     assert node.conv is not None
@@ -33,12 +43,12 @@ def problem(node: Node, shapes: Shapes) -> Conv:
     return node.conv.at(n, h, w)
 
 
-def staying(graph: Graph, shapes: Shapes, native: Collection[str], kernels: Collection[str]) -> set[str]:
+def staying(graph: Graph, shapes: Shapes, kinds: Kinds, native: Collection[str], kernels: Collection[str]) -> set[str]:
     """The nodes that stay, where what they read is ours: a kernel's (`native`) or itself staying.
 
     `kernels` are all convolutions that were given one, the library's among them.
     """
-    found: set[str] = set()
+    found, changed = set[str](), set[str]()
     parts = slices(graph, shapes)
 
     def ours(name: str) -> bool:
@@ -51,8 +61,11 @@ def staying(graph: Graph, shapes: Shapes, native: Collection[str], kernels: Coll
             x, _, _, residual = node.conv_inputs()
             held = node.name in kernels and ours(x) and (residual is None or ours(residual)) and len(shapes[x]) == 2
             stays = held and features.takes(problem(node, shapes))
+        elif casts(node, kinds):
+            stays = ours(node.inputs[0])
+            changed.add(node.name)
         elif node.name in parts:
-            stays = ours(parts[node.name][0])
+            stays = ours(parts[node.name][0]) and parts[node.name][0] not in changed  # else it stands nowhere to be cut
         else:
             joined = concatenated(node)
             taken = bool(joined) or pooling.read(node) is not None or enlarges(node, shapes) is not None

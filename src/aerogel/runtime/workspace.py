@@ -17,10 +17,9 @@ from numpy.typing import NDArray
 from aerogel.candidate import POINTERS
 from aerogel.graph import Graph
 from aerogel.layout import LINE_BYTES, NUMPY, Array
+from aerogel.methods.dense import TORCH
 from aerogel.runtime import interpret, pool
 from aerogel.runtime.program import Export, Part, Program
-
-_DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 
 
 @dataclass
@@ -30,7 +29,7 @@ class _Bound:
     part: Part
     segment: pool.Segment
     patches: list[tuple[NDArray[np.int64], int, str]]
-    imports: dict[str, tuple[int, ...]]
+    imports: dict[str, Export]
 
     def whole(self) -> None:
         self.segment()
@@ -48,7 +47,7 @@ def _inner(graph: Graph, program: Program) -> dict[str, torch.Tensor]:
     convolutions = {node.name for node in graph.nodes if node.conv is not None}
     exports = {name: made for part in program.parts for name, made in part.exports.items()}
     users = graph.users()
-    return {n: torch.empty(e.shape, dtype=_DTYPES[e.dtype]) for n, e in exports.items() if convolutions.issuperset(users[n])}
+    return {n: torch.empty(e.shape, dtype=TORCH[e.dtype]) for n, e in exports.items() if convolutions.issuperset(users[n])}
 
 
 def _fresh(made: Export) -> torch.Tensor:
@@ -61,9 +60,9 @@ class OtherShape(Exception):
     """A value of this call has another shape or element type than the workspace was made for."""
 
 
-def _same(value: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+def _same(value: torch.Tensor, wanted: Export) -> torch.Tensor:
     """Kernels read by address: what they are given is looked at first."""
-    if tuple(value.shape) != shape or value.dtype != torch.float32:
+    if tuple(value.shape) != wanted.shape or value.dtype != TORCH[wanted.dtype]:
         raise OtherShape
     return value
 
@@ -96,7 +95,7 @@ class Workspace:
 
     def _bind(self, part: Part, base: int, scratch: int, threads: int) -> _Bound:
         bound, patches = [], []
-        imports: dict[str, tuple[int, ...]] = {}
+        imports: dict[str, Export] = {}
         for step in part.natives:
             addresses = {"scratch": scratch}
             if step.bias is not None:
@@ -110,7 +109,7 @@ class Workspace:
                 if name.startswith("@"):
                     patches.append((arguments, POINTERS.index(slot), name[1:]))
                     if slot == "x":
-                        imports[name[1:]] = self.program.shapes[name[1:]]
+                        imports[name[1:]] = Export(self.program.shapes[name[1:]], step.kernel.reads.dtype)
         return _Bound(part, pool.Segment(bound, threads), patches, imports)
 
     def _torch(self, part: Part, values: Mapping[str, Any]) -> Any:
@@ -142,7 +141,7 @@ class Workspace:
                 assert step.node is not None
                 values[step.node.name] = self._torch(step, values)
                 continue
-            held = {name: _same(values[name], shape).contiguous() for name, shape in step.imports.items()}
+            held = {name: _same(values[name], wanted).contiguous() for name, wanted in step.imports.items()}
             for name, fresh in step.part.exports.items():
                 held[name] = self._inner[name] if name in self._inner else _fresh(fresh)
             for arguments, slot, name in step.patches:

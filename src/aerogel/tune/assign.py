@@ -138,16 +138,17 @@ def copy_costs(
 ) -> dict[str, float]:
     """What it costs to bring each value next to a convolution of ours across: measured once for each shape."""
     through = sources(graph)
-    near = {n for node in graph.nodes if node.name in set(able) for n in (node.name, *_maps(node))}
-    names = {s for name in near for s in through.get(name, (name,)) if len(shapes.get(s, ())) in (2, 3, 4)}
-    known: dict[Shape, float] = {}
+    ours = [node for node in graph.nodes if node.name in set(able)]
+    near = {n: node.conv.dtypes.input for node in ours if node.conv for n in (node.name, *_maps(node))}
+    names = {s: kind for name, kind in near.items() for s in through.get(name, (name,)) if len(shapes.get(s, ())) in (2, 3, 4)}
+    known: dict[tuple[Shape, str], float] = {}
     costs = {}
-    for name in names:
+    for name, kind in names.items():
         shape = image_shape(shapes[name])
-        if shape not in known:
-            plain, bordered = Layout("contiguous", shape[3]), Layout("planar", shape[3] + 1, (1, 1, 1, 1))
-            known[shape] = time_copy(shape, plain, bordered, target, rounds)
-        costs[name] = known[shape]
+        if (shape, kind) not in known:
+            plain, bordered = Layout("contiguous", shape[3], dtype=kind), Layout("planar", shape[3] + 1, (1, 1, 1, 1), dtype=kind)
+            known[shape, kind] = time_copy(shape, plain, bordered, target, rounds)
+        costs[name] = known[shape, kind]
     return costs
 
 

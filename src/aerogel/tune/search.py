@@ -17,10 +17,11 @@ import numpy as np
 from aerogel.candidate import Config, Kernel, Stats
 from aerogel.errors import AerogelError
 from aerogel.graph import Graph, Node
-from aerogel.layout import NUMPY, Array, Layout
+from aerogel.layout import Array, Layout
 from aerogel.methods import METHODS, method
 from aerogel.plan import Choice, Timing
 from aerogel.problem import Conv
+from aerogel.reference import from_float64
 from aerogel.runtime import pool
 from aerogel.runtime.program import NATIVE
 from aerogel.runtime.stays import problem
@@ -123,7 +124,7 @@ def _library(
 
 def _laid(x: Array, layout: Layout) -> Array:
     buffer = layout.allocate(x.shape)
-    layout.write(buffer, x.astype(NUMPY[layout.dtype]))
+    layout.write(buffer, from_float64(x, layout.dtype))
     return layout.view(buffer, x.shape)
 
 
@@ -138,7 +139,7 @@ def _rotating(
     segments = []
     for _ in range(copies):
         xb, yb = reads.allocate(conv.x_shape), writes.allocate(conv.y_shape)
-        reads.write(xb, x.astype(NUMPY[reads.dtype]))
+        reads.write(xb, from_float64(x, reads.dtype))
         kept += [xb, yb]
         addresses = {"x": xb.ctypes.data, "y": yb.ctypes.data, "bias": bias.ctypes.data, "scratch": start}
         if "add" in conv.epilogue:

@@ -116,7 +116,8 @@ class Store:
     def model(self, key: str, weights: Sequence[Array]) -> Known | None:
         """The whole model's choices; `weights` are those of the layers, in the order of the choices."""
         found = self._read(self.folder / "models" / f"{key}.json", {**self._world, "model": key})
-        if found is None or len(found.plan.choices) != len(weights) or found.how not in ("graph", "contiguous", "channels_last"):
+        forms = ("graph", "contiguous", "channels_last")
+        if found is None or len(found.plan.choices) != len(weights) or found.how.partition(" ")[0] not in forms:
             return None
         alike: dict[str, bool] = {}
         for choice, weight in zip(found.plan.choices, weights, strict=True):
