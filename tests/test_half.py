@@ -148,6 +148,26 @@ def test_a_model_that_is_half_already_keeps_its_sums() -> None:
     assert all(part.natives for part in next(iter(fast._programs.values())).parts)
 
 
+class Widened(nn.Module):
+    """Half at first, then cut into pieces of a map that exists in f32 only on its way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(3, 16, 3, padding=1).half(), nn.Conv2d(8, 8, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        left, right = self.a(x.half()).float().chunk(2, 1)
+        return self.b(left) + right  # type: ignore[no-any-return]
+
+
+def test_pieces_of_a_cast() -> None:
+    model, x = sparse(Widened()), torch.randn(1, 3, 12, 20)
+    fast = aerogel.compile(model, x, tune="off")
+    assert fast.how == "graph"
+    assert (fast(x) - model(x)).abs().max() < 1e-2
+    assert {c.conv.dtypes.input for c in fast.plan.choices} == {"f16", "f32"}
+
+
 def test_in_parts() -> None:
     model, x = sparse(Looping()), torch.randn(1, 16, 20, 20)
     close(model, aerogel.compile(model, x, dtype=torch.float16, tune="off"), x)
