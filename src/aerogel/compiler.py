@@ -14,14 +14,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from aerogel.capture.export import capture
+from aerogel.capture import foreign
+from aerogel.capture.export import Captured, capture
 from aerogel.capture.fuse import fuse
-from aerogel.errors import AerogelError, PlanMismatch, UnsupportedModel
+from aerogel.errors import AerogelError, InvalidFile, PlanMismatch, UnsupportedModel
 from aerogel.methods import METHODS
 from aerogel.methods.dense import TORCH
 from aerogel.plan import Choice, Plan, Timing
 from aerogel.runtime import pool
 from aerogel.runtime.eager import Call, agree, as_call, bodies, record, runner, with_convolutions
+from aerogel.runtime.graphmodel import GraphModel
 from aerogel.runtime.module import Compiled, Network
 from aerogel.target import Target, host
 from aerogel.tune import search
@@ -39,6 +41,7 @@ def compile(
     kwargs: Mapping[str, Any] | None = None,
     *,
     dynamic_shapes: Any = None,
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
     dtype: Any = None,
     tune: str | float = "fast",
     methods: Iterable[str] | None = None,
@@ -50,13 +53,14 @@ def compile(
 ) -> Compiled:
     """A module with the same answers, each layer on the fastest kernel measured here, dense kept wherever it is faster.
 
-    `args` and `kwargs` are an example call, as for torch.export; a bare tensor will do. `dtype` None keeps the model's own
-    precision; torch.float16 or torch.bfloat16 stores weights and maps in 16 bits: inputs and outputs keep their types, and layers
-    that lose too much on the example or on `calibration` (more such calls: tuples of arguments, or tensors) stay as they are, by
-    name in explain(). `tune` is "off" (rules, no timing), "fast", "full" or a budget in seconds for timing the layers. `methods`
-    restricts the choice. `plan` replays one exactly and times nothing. `store` is a folder of tuning records, by default the user's
-    own: what was measured once is not measured again. `strict_nan` keeps every layer dense, so that a NaN meeting a pruned weight
-    is a NaN.
+    `model` is a module, or the path of an ONNX file. `args` and `kwargs` are an example call, as for torch.export; a bare tensor
+    will do. An ONNX file needs none: `shapes` gives the sizes of inputs that the file leaves open, by name. `dtype` None keeps the
+    model's own precision; torch.float16 or torch.bfloat16 stores weights and maps in 16 bits: inputs and outputs keep their types,
+    and layers that lose too much on the example or on `calibration` (more such calls: tuples of arguments, or tensors) stay as they
+    are, by name in explain(). `tune` is "off" (rules, no timing), "fast", "full" or a budget in seconds for timing the layers.
+    `methods` restricts the choice. `plan` replays one exactly and times nothing. `store` is a folder of tuning records, by default
+    the user's own: what was measured once is not measured again. `strict_nan` keeps every layer dense, so that a NaN meeting a
+    pruned weight is a NaN.
     """
     call, names = as_call(args, kwargs), tuple(METHODS if methods is None else methods)
     unknown = [n for n in names if n not in METHODS]
@@ -65,7 +69,10 @@ def compile(
     if dtype is not None and dtype not in (TORCH["f16"], TORCH["bf16"]):
         raise AerogelError(f"dtype is None, torch.float16 or torch.bfloat16, not {dtype}")
     samples = [as_call(sample, None) for sample in calibration or ()]
-    asked = Asked(tune, search.effort(tune), ("dense",) if strict_nan else names, Store(store, _target()), dtype, samples)
+    asked = Asked(tune, search.effort(tune), ("dense",) if strict_nan else names, Store(store, target()), dtype, samples)
+    if isinstance(model, str | Path):
+        options = {"dtype": dtype, "tune": tune, "methods": names, "calibration": calibration, "plan": plan, "store": store}
+        return _from_onnx(model, call, shapes or {}, options | {"strict_nan": strict_nan, "progress": progress})
     if isinstance(model, Compiled):
         model = model.original
     with _progress(progress) as advance:
@@ -77,7 +84,7 @@ def compile(
             return _parts(model, call, str(why), asked, advance)
         if plan is not None:
             network = as_planned(network, plan, call, asked)
-            return Compiled(model, network, _checked(plan, network), "graph", notes)
+            return Compiled(model, network, checked(plan, network), "graph", notes)
         weights = [network.arrays[n.conv_inputs()[1]] for n in network.convs()]
         sizes = [tuple(v.shape) for v in network.flat(*call) if hasattr(v, "shape")]
         key = model_key(network.graph.to_json(), weights, sizes, (tune, asked.names, dtype))
@@ -94,22 +101,53 @@ def compile(
         return judged
 
 
-def _target() -> Target:
+def target() -> Target:
+    """This machine with the threads torch uses now."""
     return replace(host(), threads=pool.threads())
 
 
 def _read(model: Any, call: Call, dynamic_shapes: Any, advance: Advance) -> tuple[Network, tuple[str, ...]]:
     """Capture and fuse. Raises UnsupportedModel where the model does not export."""
     advance("reading the model")
-    captured = capture(model, call[0], call[1], dynamic_shapes)
+    return fused(model.captured if isinstance(model, GraphModel) else capture(model, call[0], call[1], dynamic_shapes))
+
+
+def fused(captured: Captured) -> tuple[Network, tuple[str, ...]]:
+    """A captured model as a network, and what is to be said of it."""
     graph, constants, left = fuse(captured.graph, captured.constants, captured.shapes)
     network = Network(captured, graph, constants)
     notes = [f"{layer}: {reason}" for layer, reason in left.items()]
+    notes += [f"{n.layer or n.name} runs in onnxruntime" for n in captured.graph.nodes if n.op == "onnx"]
     notes += [f"input '{n}' is fixed at {s}: the model forbids other sizes" for n, s in _fixed(network)]
     return network, tuple(notes)
 
 
-def _checked(plan: Plan, network: Network) -> Plan:
+def _from_onnx(path: str | Path, call: Call, shapes: Mapping[str, tuple[int, ...]], options: dict[str, Any]) -> Compiled:
+    """An ONNX file, compiled as a module that is only its graph. Where onnxruntime is installed its time is said first."""
+    from aerogel.capture.onnx import read
+
+    if call[1]:
+        raise AerogelError("the inputs of an ONNX file have an order: give them as args, or their sizes as shapes={name: sizes}")
+    with _progress(options["progress"]) as advance:
+        advance("reading the file")
+        captured = read(path, shapes, [tuple(a.shape) for a in call[0]])
+    model, call = GraphModel(captured, captured.constants), call if call[0] else captured.filled()
+    try:
+        fast = compile(model, *call, **options)
+    except (RuntimeError, ValueError, IndexError) as why:  # torch's words on a graph that fits its shapes, but not its numbers
+        raise InvalidFile(f"'{path}' does not run: {str(why).splitlines()[0][:200]}") from why
+    session = None if options["tune"] == "off" or options["plan"] else foreign.whole(path, fast.input_names, call[0])
+    if session is None:
+        return fast
+    with _progress(options["progress"]) as advance:
+        advance("timing onnxruntime")
+        theirs, ours = (sorted(t)[len(t) // 2] for t in interleaved([session, runner(fast, call, "contiguous")], ROUNDS))
+    advice = "aerogel is faster" if ours < theirs else "keep onnxruntime"
+    fast.notes = (f"onnxruntime {theirs / 1e3:.1f} ms, aerogel {ours / 1e3:.1f} ms: {advice}", *fast.notes)
+    return fast
+
+
+def checked(plan: Plan, network: Network) -> Plan:
     """The user's plan, if every configuration in it is one its method offers for that layer."""
     convs = {n.name: n for n in network.convs()}
     for choice in plan.choices:
@@ -125,7 +163,7 @@ def _replayed(model: Any, network: Network, known: Known, call: Call, asked: Ask
     """A model measured before: its choices again, its answer looked at, nothing timed."""
     notes = (*known.notes, f"choices and timings are from the store, measured on {known.measured}")
     if known.how != "graph":
-        return Compiled(model, None, known.plan, known.how, notes, bodies(model, asked.dtype)[known.how])
+        return Compiled(model, None, known.plan, known.how, notes, bodies(model, asked.dtype)[known.how], network.captured)
     ours = Compiled(model, network, known.plan, "graph", notes)
     return ours if agree(model, ours, call, asked.within) else _differs(model, ours)
 
@@ -145,12 +183,12 @@ def _judged(model: Any, ours: Compiled, call: Call, asked: Asked) -> Compiled:
         return ours.judged(timing, said)
     kept = Timing.of(times[fastest], times[fastest])
     notes = (*ours.notes, said, f"not faster than torch {layout}, so torch runs the model")
-    return Compiled(model, None, replace(ours.plan, model=kept), layout, notes, forms[layout])
+    return Compiled(model, None, replace(ours.plan, model=kept), layout, notes, forms[layout], ours.captured)
 
 
 def _differs(model: Any, ours: Compiled) -> Compiled:
     notes = (*ours.notes, "its answers differed from torch's on the example, so torch runs the model: please report this")
-    return Compiled(model, None, ours.plan, "contiguous", notes)
+    return Compiled(model, None, ours.plan, "contiguous", notes, None, ours.captured)
 
 
 def _parts(model: Any, call: Call, why: str, asked: Asked, advance: Advance) -> Compiled:

@@ -1,7 +1,8 @@
 """`Graph`: the network as functional nodes. What files, ONNX, torch.export and replicas all speak.
 
 A node is a convolution (op "conv": a Conv, with weight and bias among the graph's constants), one of torch's `OPS` by name with
-JSON arguments, or arithmetic on sizes ("int.add"). Nothing is in place: every node gives a new value with its own name, and
+JSON arguments, arithmetic on sizes ("int.add"), or a piece of ONNX for onnxruntime ("onnx": its bytes among the constants, and a
+tuple of inputs; it gives a list). Nothing is in place: every node gives a new value with its own name, and
 uses only names that came before it.
 """
 
@@ -80,12 +81,14 @@ class Node:
 
     def __post_init__(self) -> None:
         kind, *rest = self.op.split(".")
-        known = self.op in ("conv", "getitem") or (kind == "int" and len(rest) == 1 and rest[0] in INTS)
+        known = self.op in ("conv", "getitem", "onnx") or (kind == "int" and len(rest) == 1 and rest[0] in INTS)
         torchs = kind == "aten" and len(rest) == 2 and rest[0] in OPS and rest[1].isidentifier() and not rest[1].startswith("_")
         if not known and not torchs:
             raise UnsupportedModel(f"node '{self.name}': operator '{self.op}' is not one aerogel calls")
         if (self.op == "conv") != (self.conv is not None):
             raise InvalidFile(f"node '{self.name}': a conv node has a Conv; no other node does")
+        if self.op == "onnx" and not (len(self.args) == 2 and isinstance(self.args[0], Ref) and isinstance(self.args[1], tuple)):
+            raise InvalidFile(f"node '{self.name}': a piece of ONNX has its bytes and its inputs")
         if self.conv is not None:
             wanted = 2 + ("bias" in self.conv.epilogue) + ("add" in self.conv.epilogue)
             if len(self.args) != wanted or not all(isinstance(a, Ref) for a in self.args):

@@ -6,6 +6,7 @@ hides the convolutions' neighbours.
 
 from __future__ import annotations
 
+import inspect
 import math
 import operator
 from dataclasses import dataclass
@@ -34,7 +35,7 @@ class Captured:
     """A graph with its constants, how a call's arguments map to its inputs, and which sizes stay open.
 
     `sizes` holds for each input its dimensions: a number (fixed) or a name (open; the same name means the same size); `dtypes` its
-    element type, None where it is no tensor.
+    element type, None where it is no tensor. `example` is the call it was captured with, its tensors without memory.
     """
 
     graph: Graph
@@ -44,11 +45,24 @@ class Captured:
     shapes: dict[str, tuple[int | str, ...]]
     sizes: tuple[tuple[int | str, ...], ...]
     dtypes: tuple[torch.dtype | None, ...]
+    example: tuple[tuple[Any, ...], dict[str, Any]]
+    output_names: tuple[str, ...]
+
+    def filled(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """A call like the example, with random numbers (no integer but zero is always right)."""
+
+        def fill(blank: torch.Tensor) -> torch.Tensor:
+            made = torch.rand(blank.shape) if blank.is_floating_point() else torch.zeros(blank.shape)
+            return made.to(blank.dtype)
+
+        args, kwargs = pytree.tree_map_only(torch.Tensor, fill, self.example)
+        return args, kwargs
 
     def __reduce__(self) -> Any:
         """Structures travel as text: copying torch's own objects warns."""
         specs = pytree.treespec_dumps(self.in_spec), pytree.treespec_dumps(self.out_spec)
-        return _captured, (self.graph, self.constants, *specs, self.shapes, self.sizes, self.dtypes)
+        rest = self.shapes, self.sizes, self.dtypes, self.example, self.output_names
+        return _captured, (self.graph, self.constants, *specs, *rest)
 
 
 def _captured(graph: Graph, constants: Any, in_spec: str, out_spec: str, *rest: Any) -> Captured:
@@ -59,6 +73,7 @@ def capture(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
     """Export and translate. Raises UnsupportedModel with torch's own first line where it cannot."""
     if any(m.training for m in model.modules() if isinstance(m, torch.nn.Dropout | torch.nn.modules.batchnorm._BatchNorm)):
         raise UnsupportedModel("the model is in training mode; call model.eval() first")
+    example = pytree.tree_map_only(torch.Tensor, lambda t: torch.empty_like(t, device="meta"), (tuple(args), dict(kwargs)))
     args, kwargs = pytree.tree_map_only(torch.Tensor, _doubled, (args, kwargs))
     if dynamic_shapes is None:
         dynamic_shapes = pytree.tree_map(_open_sizes, tuple(args)), pytree.tree_map(_open_sizes, dict(kwargs))
@@ -69,7 +84,7 @@ def capture(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
     except Exception as why:  # torch.export raises dozens of types
         first = next((line for line in str(why).splitlines() if line.strip()), type(why).__name__)
         raise UnsupportedModel(f"torch.export cannot take the whole model: {first.strip()}") from why
-    return _Translation(program).result()
+    return _Translation(program).result(example)
 
 
 def _doubled(tensor: torch.Tensor) -> torch.Tensor:
@@ -87,15 +102,15 @@ def _open_sizes(value: Any) -> Any:
 
 
 def _by_name(model: torch.nn.Module, args: Any, kwargs: Any) -> Any:
-    return tuple(args) if not kwargs else _named(model, args, kwargs)
-
-
-def _named(model: torch.nn.Module, args: Any, kwargs: Any) -> dict[str, Any]:
-    """torch.export wants one dict by parameter name when there are keyword inputs."""
-    import inspect
-
-    names = list(inspect.signature(model.forward).parameters)
-    return {**dict(zip(names, args, strict=False)), **kwargs}
+    """As torch.export wants it: in order, or by parameter name where there are keyword inputs or a `*args`."""
+    signature = inspect.signature(model.forward)
+    if not kwargs and not any(p.kind == p.VAR_POSITIONAL for p in signature.parameters.values()):
+        return tuple(args)
+    found = dict(signature.bind(*args, **kwargs).arguments)
+    for name, parameter in signature.parameters.items():
+        if parameter.kind == parameter.VAR_KEYWORD:
+            found |= found.pop(name, {})
+    return found
 
 
 def _shape(value: Any) -> tuple[int | str, ...]:
@@ -116,7 +131,7 @@ class _Translation:
         self.shapes: dict[str, tuple[int | str, ...]] = {}
         self.dtypes: list[torch.dtype | None] = []
 
-    def result(self) -> Captured:
+    def result(self, example: Any) -> Captured:
         self._placeholders()
         outputs: tuple[Argument, ...] = ()
         for node in self.program.graph.nodes:
@@ -131,12 +146,14 @@ class _Translation:
             raise UnsupportedModel("the model writes to a buffer or an input while it runs; aerogel compiles models without state")
         graph = Graph(tuple(self.inputs), tuple(self.constants), tuple(self.nodes), outputs)
         spec = self.program.call_spec
-        return Captured(graph, self.constants, spec.in_spec, spec.out_spec, self.shapes, tuple(self.sizes), tuple(self.dtypes))
+        names = tuple(o.name if isinstance(o, Ref) else f"output_{i}" for i, o in enumerate(outputs))
+        sizes, dtypes = tuple(self.sizes), tuple(self.dtypes)
+        return Captured(graph, self.constants, spec.in_spec, spec.out_spec, self.shapes, sizes, dtypes, example, names)
 
     def _placeholders(self) -> None:
         signature = self.program.graph_signature
         held = {**signature.inputs_to_parameters, **signature.inputs_to_buffers, **signature.inputs_to_lifted_tensor_constants}
-        users = set(signature.user_inputs)
+        users = {spec.arg.name for spec in signature.input_specs if spec.kind == torch.export.graph_signature.InputKind.USER_INPUT}
         for node in self.program.graph.nodes:
             if node.op != "placeholder":
                 continue

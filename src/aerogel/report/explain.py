@@ -53,12 +53,13 @@ def explain(fast: Compiled, *, layer: str | None = None) -> Report:
     if layer is not None and not rows:
         raise AerogelError(f"no layer is called '{layer}'; layers are {', '.join(c.layer for c in fast.plan.choices)}")
     target = fast.plan.target
+    beside = next((n for n in fast.notes if n.startswith("onnxruntime ")), None)
     notes = (
-        *fast.notes,
+        *(n for n in fast.notes if n != beside),
         f"tuned for {target}; other image sizes and batches use the same methods with their own first configuration",
         f"workspaces held now: {fast.workspace_bytes() / 2**20:.1f} MB",
     )
-    return Report(_headline(fast), rows, notes)
+    return Report(f"{beside}. {_headline(fast)}" if beside else _headline(fast), rows, notes)
 
 
 def _headline(fast: Compiled) -> str:

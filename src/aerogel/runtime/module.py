@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from aerogel.candidate import Config, Stats
+from aerogel.capture import interpret
 from aerogel.capture.export import Captured
 from aerogel.capture.fuse import fuse
 from aerogel.capture.half import Half, halved
@@ -22,7 +23,7 @@ from aerogel.layout import Array
 from aerogel.methods import method
 from aerogel.methods.dense import KINDS, from_torch
 from aerogel.plan import Plan, Timing
-from aerogel.runtime import interpret, operator, pool
+from aerogel.runtime import operator, pool
 from aerogel.runtime.eager import channels_last
 from aerogel.runtime.program import NATIVE, Packs, Program, build
 from aerogel.runtime.stays import problem
@@ -75,9 +76,12 @@ class Network:
     def check(self, inputs: list[Any]) -> None:
         """Fixed sizes must be as they were, and sizes of one name alike."""
         seen: dict[str, int] = {}
-        known = zip(self.graph.inputs, inputs, self.captured.sizes, self.captured.dtypes, strict=True)
-        for name, value, sizes, dtype in known:
+        examples = pytree.tree_leaves(self.captured.example)
+        known = zip(self.graph.inputs, inputs, self.captured.sizes, self.captured.dtypes, examples, strict=True)
+        for name, value, sizes, dtype, example in known:
             if not isinstance(value, torch.Tensor):
+                if value != example:
+                    raise ShapeError(f"input '{name}' is {value!r}; the model was compiled for {example!r}. Compile again for it.")
                 continue
             if value.dtype != dtype or value.device.type != "cpu":
                 raise ShapeError(
@@ -157,11 +161,16 @@ class Compiled(torch.nn.Module):
         how: str,
         notes: tuple[str, ...] = (),
         body: torch.nn.Module | None = None,
+        captured: Captured | None = None,
     ) -> None:
-        """`how`: "graph" runs the network under the plan; "parts" and the names of eager.bodies() run `body` as torch would."""
+        """`how`: "graph" runs the network under the plan; "parts" and the names of eager.bodies() run `body` as torch would.
+
+        `captured` is what save() writes: the network's own, or given where torch runs a model that was captured whole.
+        """
         super().__init__()
         self.__dict__["_original"], self.__dict__["_body"] = original, original if body is None else body
         self.network, self.plan, self.how, self.notes = network, plan, how, notes
+        self.captured = captured if network is None else network.captured
         self._fresh()
         super().train(False)
 
@@ -182,6 +191,28 @@ class Compiled(torch.nn.Module):
         """This module with the whole model's timing added to its plan and notes."""
         self.plan, self.notes = replace(self.plan, model=timing), (*self.notes, said)
         return self
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        """The inputs of the model, in order: an ONNX file's own names, else those of the arguments."""
+        return () if self.captured is None else self.captured.graph.inputs
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        return () if self.captured is None else self.captured.output_names
+
+    def run(self, names: Sequence[str] | None, feed: Mapping[str, Any]) -> list[Any]:
+        """As onnxruntime's sessions are called: arrays in by name, arrays out, all of them or those named."""
+        if self.captured is None:
+            raise AerogelError("run() needs a model that was captured whole; call the module instead")
+        missing = [n for n in (*self.input_names, *feed) if (n in feed) != (n in self.input_names)]
+        wrong = [n for n in names or () if n not in self.output_names]
+        if missing or wrong:
+            raise ShapeError(f"'{(missing or wrong)[0]}': the model takes {self.input_names} and gives {self.output_names}")
+        given = [torch.as_tensor(feed[n]) for n in self.input_names]
+        args, kwargs = pytree.tree_unflatten(given, self.captured.in_spec)
+        found = dict(zip(self.output_names, pytree.tree_leaves(self(*args, **kwargs)), strict=True))
+        return [found[n].numpy() for n in (self.output_names if names is None else names)]
 
     @property
     def speedup(self) -> float:
@@ -312,6 +343,7 @@ class Compiled(torch.nn.Module):
         graph, fused, _ = fuse(captured.graph, constants, captured.shapes)
         half, self.network = self.network.half, Network(captured, graph, fused)
         self.network = self.network if half is None else self.network.halved(half)
+        self.captured = captured
         self._fresh()
         return answer
 

@@ -15,10 +15,11 @@ import torch
 from numpy.typing import NDArray
 
 from aerogel.candidate import POINTERS
+from aerogel.capture import interpret
 from aerogel.graph import Graph
 from aerogel.layout import LINE_BYTES, NUMPY, Array
 from aerogel.methods.dense import TORCH
-from aerogel.runtime import interpret, pool
+from aerogel.runtime import pool
 from aerogel.runtime.program import Export, Part, Program
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 import operator
+import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
+from aerogel.capture import foreign
+from aerogel.errors import InvalidFile
 from aerogel.graph import Argument, Graph, Node, Ref, Special
 from aerogel.methods.dense import plain
 
@@ -48,6 +51,9 @@ def call(node: Node, values: Mapping[str, Any]) -> Any:
     """One node in torch."""
     if node.conv is not None:
         return convolve(node, values)
+    if node.op == "onnx":
+        content, inputs = (argument(a, values) for a in node.args)
+        return foreign.run(content, inputs)
     args = [argument(a, values) for a in node.args]
     return function(node)(*args, **{k: argument(v, values) for k, v in node.kwargs.items()})
 
@@ -65,6 +71,14 @@ def convolve(node: Node, values: Mapping[str, Any]) -> torch.Tensor:
         x.reshape(shape), weight, node.conv, bias, None if residual is None else residual.reshape(*residual.shape[:2], *shape[2:])
     )
     return y.flatten(1) if x.dim() == 2 else y.squeeze(2)
+
+
+def fits(name: str, value: Any) -> None:
+    """A file that asks for a tensor larger than this machine's memory is no model."""
+    most = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for tensor in value if isinstance(value, list | tuple) else [value]:
+        if isinstance(tensor, torch.Tensor) and tensor.numel() * tensor.element_size() > most:
+            raise InvalidFile(f"'{name}' would take {tensor.numel() * tensor.element_size()} bytes; this machine has {most}")
 
 
 def run(graph: Graph, constants: Mapping[str, torch.Tensor], inputs: list[Any]) -> dict[str, Any]:

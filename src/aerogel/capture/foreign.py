@@ -1,0 +1,77 @@
+"""Nodes that only onnxruntime can run: each a small ONNX model, kept as bytes among the graph's constants."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from aerogel.errors import InvalidFile, UnsupportedModel
+
+_SESSIONS: dict[bytes, Any] = {}
+_LOCK = threading.Lock()
+MOST_SESSIONS = 256
+
+
+def available() -> bool:
+    """Whether onnxruntime is installed."""
+    return find_spec("onnxruntime") is not None
+
+
+def whole(path: str | Path, names: Sequence[str], inputs: Sequence[torch.Tensor]) -> Callable[[], Any] | None:
+    """A whole file in onnxruntime as a function of nothing, or None where it is not installed or does not take it."""
+    if not available():
+        return None
+    import onnxruntime as ort
+
+    try:
+        session = ort.InferenceSession(str(path), _options(ort), providers=["CPUExecutionProvider"])
+        feed = {name: value.numpy() for name, value in zip(names, inputs, strict=True)}
+        session.run(None, feed)
+    except Exception:  # its refusal is its own
+        return None
+    return lambda: session.run(None, feed)
+
+
+def _options(ort: Any) -> Any:
+    options = ort.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = torch.get_num_threads(), 4
+    return options
+
+
+def run(content: torch.Tensor, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The node's outputs for its inputs."""
+    session = _session(content)
+    names = [given.name for given in session.get_inputs()]
+    if len(names) != len(inputs):
+        raise InvalidFile(f"a part for onnxruntime takes {len(names)} inputs, the graph gives it {len(inputs)}")
+    arrays = [value.detach().contiguous().numpy() for value in inputs]
+    try:
+        answers = session.run(None, dict(zip(names, arrays, strict=True)))
+    except Exception as why:  # onnxruntime's own types
+        raise InvalidFile(f"onnxruntime cannot run a part of the model: {str(why).splitlines()[0][:200]}") from None
+    return [torch.from_numpy(made.copy()) for made in answers]
+
+
+def _session(content: torch.Tensor) -> Any:
+    raw = content.numpy().tobytes()
+    key = hashlib.sha256(raw).digest()
+    with _LOCK:
+        if key not in _SESSIONS:
+            if not available():
+                raise UnsupportedModel("a part of this model runs in onnxruntime: pip install onnxruntime")
+            import onnxruntime as ort
+
+            try:
+                made = ort.InferenceSession(raw, _options(ort), providers=["CPUExecutionProvider"])
+            except Exception as why:  # onnxruntime's own types
+                raise InvalidFile(f"a part of the model is nothing onnxruntime takes: {str(why).splitlines()[0][:160]}") from None
+            while len(_SESSIONS) >= MOST_SESSIONS:
+                _SESSIONS.pop(next(iter(_SESSIONS)))
+            _SESSIONS[key] = made
+        return _SESSIONS[key]

@@ -1,0 +1,55 @@
+"""`GraphModel`: a model that is only its graph, as read from a file: torch runs it, under the names its state had."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from aerogel.capture import interpret
+from aerogel.capture.export import Captured
+from aerogel.errors import AerogelError, ShapeError
+
+
+class GraphModel(torch.nn.Module):
+    """`state` is what state_dict() gives: at least the graph's constants that are in it by name."""
+
+    def __init__(self, captured: Captured, state: Mapping[str, torch.Tensor]) -> None:
+        super().__init__()
+        self.captured, self._names, self._state = captured, tuple(captured.constants), tuple(state)
+        for name, value in {**captured.constants, **state}.items():
+            self.register_parameter(_held(name), torch.nn.Parameter(value, requires_grad=False))
+        super().train(False)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        given, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
+        if spec != self.captured.in_spec:
+            raise ShapeError(f"called with arguments of another structure than the model's: {spec}, not {self.captured.in_spec}")
+        graph = self.captured.graph
+        values = interpret.run(graph, self.constants(), given)
+        return pytree.tree_unflatten([interpret.argument(o, values) for o in graph.outputs], self.captured.out_spec)
+
+    def constants(self) -> dict[str, torch.Tensor]:
+        """The graph's constants by name."""
+        return {name: self.get_parameter(_held(name)) for name in self._names}
+
+    def state_dict(self, *_: Any, prefix: str = "", **__: Any) -> Any:
+        return OrderedDict((prefix + name, self._parameters[_held(name)]) for name in self._state)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        unknown = [name for name in state_dict if name not in self._state]
+        if strict and (unknown or len(state_dict) < len(self._state)):
+            missing = [name for name in self._state if name not in state_dict]
+            raise AerogelError(f"state of another model: '{(unknown + missing)[0]}' is not in both")
+        for name, value in state_dict.items():
+            if name in self._state:
+                self.get_parameter(_held(name)).data.copy_(value)
+        return torch.nn.modules.module._IncompatibleKeys([], unknown)
+
+
+def _held(name: str) -> str:
+    """torch allows no dots in a parameter's own name."""
+    return name.replace("_", "__").replace(".", "_d")
