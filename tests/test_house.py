@@ -14,7 +14,9 @@ from aerogel.methods import METHODS, method
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "aerogel"
 FLOORS = [
-    ["cli", "serve", "report"],
+    ["cli", "serve"],
+    ["report"],
+    ["saved", "dynamo"],
     ["compiler"],
     ["tune"],
     ["runtime", "pruning"],
@@ -27,7 +29,7 @@ FLOORS = [
     ["problem"],
     ["errors", "disk"],
 ]
-TORCH_ROOMS = ("capture", "runtime", "pruning", "cli/doctor.py", "methods/dense.py")
+TORCH_ROOMS = ("saved.py", "dynamo.py", "cli", "capture", "runtime", "pruning", "methods/dense.py")
 
 
 def _imports(path: Path) -> list[str]:

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from aerogel.report.explain import Report as Report
     from aerogel.report.explain import explain as explain
     from aerogel.runtime.module import Compiled as Compiled
+    from aerogel.saved import load as load
+    from aerogel.saved import save as save
 
 __version__ = "0.1.0"
 _LATER = {
@@ -19,10 +21,12 @@ _LATER = {
     "Compiled": "aerogel.runtime.module",
     "explain": "aerogel.report.explain",
     "Report": "aerogel.report.explain",
+    "save": "aerogel.saved",
+    "load": "aerogel.saved",
 }
 __all__ = [
     "AerogelError", "Compiled", "InvalidFile", "PlanMismatch", "Report", "ShapeError", "UnsupportedModel", "__version__", "compile",
-    "explain",
+    "explain", "load", "save",
 ]  # fmt: skip
 
 
