@@ -25,5 +25,16 @@ with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run([*run, verb], cwd=folder, capture_output=True, text=True)
         assert done.returncode in (0, 1) and done.stdout, f"{verb}: {done.stderr}"
         print(done.stdout)
+    build = "from torch import nn\ndef build():\n    return nn.Sequential(nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 32, 3))\n"
+    (Path(folder) / "mymodel.py").write_text(build)
+    shape = ("--shape", "x=1x3x40x40", "--tune", "off")
+    for words in (
+        ("compile", "mymodel:build", "-o", "m.aero", *shape),
+        ("explain", "m.aero"),
+        ("bench", "mymodel:build", "--sparsity", "0.9", "--rounds", "3", *shape),
+    ):
+        done = subprocess.run([*run, *words], cwd=folder, capture_output=True, text=True)
+        assert done.returncode == 0 and done.stdout, f"{words}: {done.stderr}"
+        print(done.stdout)
     files = [p for p in Path(folder).rglob("*") if p.suffix in (".so", ".c")]
     assert not files, f"the wheel is pure Python, but holds {files}"

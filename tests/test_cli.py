@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -32,9 +33,10 @@ def test_doctor_speaks_in_sentences() -> None:
 
 
 def test_help_and_version() -> None:
-    for verb in ([], ["doctor"], ["methods"]):
+    for verb in ([], ["doctor"], ["methods"], ["compile"], ["bench"], ["explain"]):
         result = run(app, [*verb, "--help"])
         assert result.exit_code == 0
+        assert not verb or verb[0] in ("doctor", "methods") or "Example:" in result.stdout
     assert run(app, ["--version"]).stdout.startswith("aerogel 0.")
     assert run(app, ["dokter"]).exit_code == 2
 
@@ -55,3 +57,84 @@ def test_cpu_quota(tmp_path: Path, files: dict[str, str], wanted: float | None) 
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     assert cpu_quota(tmp_path) == wanted
+
+
+BUILD = """
+import torch
+from torch import nn
+
+def build():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 32, 3, padding=1))
+"""
+
+
+@pytest.fixture
+def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "mymodel.py").write_text(BUILD)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("AEROGEL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delitem(sys.modules, "mymodel", raising=False)
+    return "mymodel:build"
+
+
+def test_compile_explain_and_bench_a_module(built: str, tmp_path: Path) -> None:
+    shape = ["--shape", "x=1x3x24x24", "--quiet"]
+    done = run(app, ["compile", built, "-o", "m.aero", "--tune", "off", "--json", *shape])
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["bytes"] == (tmp_path / "m.aero").stat().st_size
+    said = run(app, ["explain", "m.aero", "--json"])
+    assert [row["sparsity"] for row in json.loads(said.stdout)["layers"]] == [0.0, 0.0]
+    assert "no layer is called 'z'" in run(app, ["explain", "m.aero", "--layer", "z"]).stderr
+    timed = run(app, ["bench", built, "--sparsity", "0.9", "--rounds", "3", "--tune", "off", "--batch", "1,2", "--json", *shape])
+    assert timed.exit_code == 0, timed.output
+    results = json.loads(timed.stdout)
+    assert set(results) == {"1", "2"}
+    assert set(results["1"]["ms"]) == {"aerogel", "torch contiguous", "torch channels_last"}
+    missed = run(app, ["bench", built, "--rounds", "3", "--tune", "off", "--require", "1000", *shape])
+    assert missed.exit_code == 3
+    assert "required" in missed.stderr
+    absent = run(app, ["bench", built, "--rounds", "3", "--tune", "off", "--against", "torch,onnxruntime", *shape])
+    assert "absent: onnxruntime" in absent.stdout
+
+
+def test_weights_from_a_file(built: str, tmp_path: Path) -> None:
+    import torch
+    from safetensors.torch import save_file
+
+    from aerogel.saved import load
+
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 32, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(32, 32, 3, padding=1))
+    save_file(model.state_dict(), tmp_path / "w.safetensors")
+    flags = ["--weights", "w.safetensors", "--shape", "x=1x3x24x24", "--tune", "off", "--quiet"]
+    assert run(app, ["compile", built, "-o", "m.aero", *flags]).exit_code == 0
+    x = torch.randn(1, 3, 24, 24)
+    assert torch.allclose(load("m.aero")(x), model(x), atol=1e-5)
+
+
+def test_what_is_wrong_is_a_sentence(built: str, tmp_path: Path) -> None:
+    for command, code, says in (
+        (["explain", "nothing"], 1, "none of model.onnx"),
+        (["explain", "none.onnx"], 1, "cannot be read"),
+        (["explain", "none.aero"], 1, "cannot be read"),
+        (["explain", "m.pt2"], 1, "--trust-pickle"),
+        (["explain", "nomodule:build"], 1, "names no function"),
+        (["explain", built], 1, "Say --shape"),
+        (["explain", built, "--shape", "x=1xmany"], 1, "no shape"),
+        (["explain", built, "--dtype", "float8"], 2, "float16 or bfloat16"),
+        (["bench", built, "--sparsity", "1.5", "--shape", "x=1x3x24x24"], 2, "between 0 and 1"),
+        (["bench", built, "--against", "gpu", "--tune", "off", "--shape", "x=1x3x24x24"], 1, "opponents are"),
+    ):
+        done = run(app, command)
+        assert done.exit_code == code, (command, done.output)
+        assert says in " ".join(done.stderr.replace("│", " ").split()), (command, done.stderr)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # torch.export's own
+def test_a_pt2_is_read_when_it_is_trusted(built: str, tmp_path: Path) -> None:
+    import torch
+
+    program = torch.export.export(torch.nn.Conv2d(3, 4, 3).eval(), (torch.randn(1, 3, 9, 9),))
+    torch.export.save(program, tmp_path / "m.pt2")
+    done = run(app, ["explain", "m.pt2", "--trust-pickle", "--tune", "off", "--quiet"])
+    assert done.exit_code == 0, done.output

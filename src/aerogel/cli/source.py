@@ -1,0 +1,114 @@
+"""What a model is on the command line: a file, or a function that builds a module; and an example call for it."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from aerogel.errors import AerogelError, ShapeError
+from aerogel.runtime.eager import Call
+from aerogel.runtime.graphmodel import GraphModel
+from aerogel.runtime.module import Compiled
+from aerogel.saved import load
+
+FORMS = "model.onnx, model.aero, model.pt2 (with --trust-pickle) or package.module:build"
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model and an example call. `path` is the file it came from, `ready` what an .aero file holds."""
+
+    model: torch.nn.Module
+    call: Call
+    path: Path | None = None
+    ready: Compiled | None = None
+
+
+def sizes(given: list[str]) -> dict[str, tuple[int, ...]]:
+    """`NAME=1x3x640x640`, several of them, as a dict."""
+    found = {}
+    for text in given:
+        name, _, numbers = text.rpartition("=")
+        parts = numbers.split("x")
+        if not name or not all(p.isdigit() and int(p) > 0 for p in parts):
+            raise ShapeError(f"'{text}' is no shape; one looks like images=1x3x640x640")
+        found[name] = tuple(map(int, parts))
+    return found
+
+
+def source(
+    text: str, shapes: dict[str, tuple[int, ...]], batch: int | None = None, weights: Path | None = None, trust: bool = False
+) -> Source:
+    """Open a model. `batch` takes the place of every input's first size."""
+    kind = Path(text).suffix
+    if kind == ".onnx":
+        return _onnx(Path(text), shapes, batch)
+    if kind == ".aero":
+        ready = load(text)
+        assert ready.captured is not None
+        args, kwargs = ready.captured.filled()
+        return Source(ready.original, (_batched(args, batch), kwargs), Path(text), ready)
+    if kind == ".pt2":
+        if not trust:
+            raise AerogelError(
+                f"'{text}' may hold pickled Python, which can run anything when it is read. If you made it, or trust who did, say "
+                "--trust-pickle; else export the model to ONNX."
+            )
+        program = torch.export.load(text)
+        return Source(program.module(), (_batched(program.example_inputs[0], batch), dict(program.example_inputs[1])), Path(text))
+    if ":" not in text:
+        raise AerogelError(f"'{text}' is none of {FORMS}")
+    return Source(_built(text, weights), (_batched([torch.rand(s) for s in shapes.values()], batch), {}))
+
+
+def _onnx(path: Path, shapes: dict[str, tuple[int, ...]], batch: int | None) -> Source:
+    from aerogel.capture.onnx import read
+
+    captured = read(path, shapes)
+    if batch is not None:
+        both = {name: (batch, *blank.shape[1:]) for name, blank in zip(captured.graph.inputs, captured.example[0], strict=True)}
+        captured = read(path, both)
+    return Source(GraphModel(captured, captured.constants), captured.filled(), path)
+
+
+def _built(text: str, weights: Path | None) -> torch.nn.Module:
+    """`package.module:build` called, and its weights from a safetensors file."""
+    module, _, name = text.partition(":")
+    sys.path.insert(0, os.getcwd())
+    try:
+        build = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as why:
+        raise AerogelError(f"'{text}' names no function: {why}") from None
+    model: Any = build()
+    if not isinstance(model, torch.nn.Module):
+        raise AerogelError(f"'{text}' gave a {type(model).__name__}, not a torch.nn.Module")
+    if weights is not None:
+        from safetensors.torch import load_file
+
+        model.load_state_dict(load_file(weights))
+    return model.eval()
+
+
+def _batched(inputs: Any, batch: int | None) -> tuple[Any, ...]:
+    if not inputs:
+        raise ShapeError("the model's inputs are not known. Say --shape x=1x3x224x224, once for each input in order.")
+    if batch is None:
+        return tuple(inputs)
+    return tuple(torch.rand(batch, *t.shape[1:]).to(t.dtype) if isinstance(t, torch.Tensor) and t.dim() else t for t in inputs)
+
+
+def pruned(model: torch.nn.Module, sparsity: float) -> torch.nn.Module:
+    """The smallest weights of each convolution and Linear set to zero, uniformly: what the speed would be, not the accuracy."""
+    for weight in model.parameters():
+        if weight.dim() > 1 and weight.is_floating_point() and weight.numel() > 1:
+            keep = weight.abs() > weight.abs().flatten().kthvalue(max(1, int(weight.numel() * sparsity))).values
+            weight.data = weight.data * keep
+    if isinstance(model, GraphModel):
+        model.captured.constants.update(model.constants())
+    return model
