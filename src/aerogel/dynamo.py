@@ -1,0 +1,86 @@
+"""`torch.compile(model, backend="aerogel")`: each graph that dynamo finds, compiled as aerogel.compile() would.
+
+Parameters become constants, so this is for inference: call the model under torch.no_grad() or torch.inference_mode(). A graph that
+aerogel leaves to torch goes to inductor where a C++ compiler is there for it, else it stays eager. `options={"tune": "off"}` and
+the other keywords of compile() are passed on.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import torch
+
+from aerogel.compiler import compile
+from aerogel.errors import AerogelError
+
+_LOG = logging.getLogger("aerogel")
+
+
+class _Fixed(torch.nn.Module):
+    """A graph with its parameters held: what is left are the inputs that change from call to call."""
+
+    def __init__(self, graph: torch.fx.GraphModule, given: Sequence[Any], free: list[int]) -> None:
+        super().__init__()
+        self.graph, self.free, self.count = graph, free, len(given)
+        for i, value in enumerate(given):
+            if i not in free:
+                self.register_buffer(f"p{i}", value.detach())
+
+    def forward(self, *args: Any) -> Any:
+        changing = dict(zip(self.free, args, strict=True))
+        every = [changing[i] if i in changing else getattr(self, f"p{i}") for i in range(self.count)]
+        return self.graph(*every)
+
+
+def backend(graph: torch.fx.GraphModule, given: Sequence[Any], *, options: dict[str, Any] | None = None) -> Callable[..., Any]:
+    """What torch.compile calls, once for each graph. The graph is compiled at its first call: within dynamo's own work exporting
+    it would upset dynamo's guards."""
+    if torch.is_grad_enabled() and any(isinstance(v, torch.Tensor) and v.requires_grad for v in given):
+        _LOG.warning("gradients are on, so torch runs this graph. Call the model under torch.no_grad().")
+        return graph.forward
+    free = [i for i, value in enumerate(given) if not isinstance(value, torch.nn.Parameter) and not _held(graph, i)]
+    if not all(isinstance(given[i], torch.Tensor) for i in free):
+        _LOG.info("left to torch: a graph for any size. torch.compile(dynamic=False) gives aerogel one for each size.")
+        return _others(graph, given)
+    chosen: list[Callable[..., Any]] = []
+
+    def run(*args: Any) -> Any:
+        if not chosen:
+            chosen.append(_chosen(graph, args, free, options or {}))
+        return chosen[0](*args)
+
+    return run
+
+
+def _chosen(graph: torch.fx.GraphModule, given: Sequence[Any], free: list[int], options: dict[str, Any]) -> Callable[..., Any]:
+    """The graph by aerogel, or by whoever is next."""
+    why = "nothing in it has weights of ours"
+    if any(isinstance(m, torch.Tensor) and m.dim() > 2 for i, m in enumerate(given) if i not in free):
+        try:
+            fast = compile(_Fixed(graph, given, free).eval(), tuple(given[i] for i in free), **options)
+            if fast.how == "graph":
+                return lambda *args: fast(*(args[i] for i in free))
+            why = "; ".join(fast.notes)
+        except AerogelError as reason:
+            why = str(reason)
+    _LOG.info("left to torch: %s", why)
+    return _others(graph, given)
+
+
+def _held(graph: torch.fx.GraphModule, i: int) -> bool:
+    """Whether input i is a buffer of the model: dynamo marks what lives as long as the module does."""
+    node = [n for n in graph.graph.nodes if n.op == "placeholder"][i]
+    return bool((node.meta.get("tensor_dict") or {}).get("_dynamo_static_input_type"))
+
+
+def _others(graph: torch.fx.GraphModule, given: Sequence[Any]) -> Callable[..., Any]:
+    """inductor where it can build its code, else the graph as it is."""
+    if shutil.which("g++") or shutil.which("clang++"):
+        from torch._inductor.compile_fx import compile_fx
+
+        return cast(Callable[..., Any], compile_fx(graph, list(given)))
+    return graph.forward
