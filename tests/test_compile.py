@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import aerogel
+from aerogel.errors import ShapeError
 from aerogel.plan import Plan
 from tests.small_models import Fancy, Looping, Picks, Skip, right, sparse
 
@@ -239,3 +240,24 @@ def test_strict_nan_keeps_layers_dense(small: Any) -> None:
     fast = aerogel.compile(model, x, tune="off", strict_nan=True)
     assert {c.config.method for c in fast.plan.choices} == {"dense"}
     right(model, fast, x)
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3, padding=1)
+
+    def forward(self, x: torch.Tensor, times: int, *more: torch.Tensor, twice: bool = False) -> torch.Tensor:
+        y: torch.Tensor = self.conv(x) * times + sum(more)
+        return y * 2 if twice else y
+
+
+def test_numbers_beside_tensors_are_fixed() -> None:
+    model, x, more = sparse(Scaled()), torch.randn(1, 3, 9, 9), torch.randn(1, 8, 9, 9)
+    fast = aerogel.compile(model, (x, 3, more, more), {"twice": True}, tune="off")
+    assert fast.how == "graph"
+    assert (fast(x, 3, more, more, twice=True) - model(x, 3, more, more, twice=True)).abs().max() < 1e-5
+    with pytest.raises(ShapeError, match="compiled for 3"):
+        fast(x, 4, more, more, twice=True)
+    with pytest.raises(ShapeError, match="compiled for True"):
+        fast(x, 3, more, more, twice=False)

@@ -122,6 +122,23 @@ def test_a_model_with_open_sizes(tmp_path: Path) -> None:
         aerogel.compile(path, shapes={"y": (1, 3, 64, 64)})
 
 
+def test_a_gate_of_another_value_is_no_silu(tmp_path: Path) -> None:
+    info = helper.make_tensor_value_info
+    nodes = [
+        helper.make_node("Relu", ["x"], ["z"]),
+        helper.make_node("Sigmoid", ["z"], ["g"]),
+        helper.make_node("Mul", ["x", "g"], ["y"]),
+    ]
+    inputs, outputs = [info("x", TensorProto.FLOAT, [2, 3])], [info("y", TensorProto.FLOAT, None)]
+    model = helper.make_model(
+        helper.make_graph(nodes, "g", inputs, outputs), opset_imports=[helper.make_opsetid("", 17)], ir_version=8
+    )
+    onnx.save(model, tmp_path / "m.onnx")
+    x = np.array([[-1, 0, 2], [3, -4, 5]], np.float32)
+    (got,) = aerogel.compile(tmp_path / "m.onnx", tune="off").run(None, {"x": x})
+    assert np.allclose(got, x / (1 + np.exp(-np.maximum(x, 0))), atol=1e-6)
+
+
 def test_sizes_that_only_seem_open(tmp_path: Path) -> None:
     """The file says any height, a Reshape inside knows only one."""
     info = helper.make_tensor_value_info

@@ -97,6 +97,18 @@ def test_another_kind_of_cpu_chooses_by_rule(small: Any, tmp_path: Path) -> None
     assert "chosen by rule" in str(aerogel.explain(again))
 
 
+def test_a_graph_that_makes_no_sense_is_refused(small: Any, tmp_path: Path) -> None:
+    aerogel.save(aerogel.compile(small, torch.randn(1, 3, 64, 64), tune="off"), tmp_path / "m.aero")
+    texts, arrays = container.from_bytes((tmp_path / "m.aero").read_bytes())
+    graph = json.loads(texts["graph"])
+    pool = next(n for n in graph["nodes"] if "pool" in n["op"] or "relu" in n["op"])
+    pool["op"] = "aten.mm.default"
+    pool["args"] = pool["args"][:1] * 2
+    (tmp_path / "m.aero").write_bytes(container.to_bytes(texts | {"graph": json.dumps(graph)}, arrays))
+    with pytest.raises(InvalidFile, match=f"'{pool['name']}' does not run on the file's own example"):
+        aerogel.load(tmp_path / "m.aero")
+
+
 def test_loading_can_measure_again(small: Any, tmp_path: Path) -> None:
     x = torch.randn(1, 3, 64, 64)
     aerogel.save(aerogel.compile(small, x, tune="off"), tmp_path / "m.aero")

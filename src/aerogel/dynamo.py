@@ -80,7 +80,10 @@ def _held(graph: torch.fx.GraphModule, i: int) -> bool:
 def _others(graph: torch.fx.GraphModule, given: Sequence[Any]) -> Callable[..., Any]:
     """inductor where it can build its code, else the graph as it is."""
     if shutil.which("g++") or shutil.which("clang++"):
-        from torch._inductor.compile_fx import compile_fx
+        try:
+            from torch._inductor.compile_fx import compile_fx
 
-        return cast(Callable[..., Any], compile_fx(graph, list(given)))
+            return cast(Callable[..., Any], compile_fx(graph, list(given)))
+        except Exception as why:  # whatever inductor lacks here
+            _LOG.info("inductor cannot take it either: %s", why)
     return graph.forward
