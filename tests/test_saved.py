@@ -94,7 +94,7 @@ def test_another_kind_of_cpu_chooses_by_rule(small: Any, tmp_path: Path) -> None
     (tmp_path / "m.aero").write_bytes(container.to_bytes(texts | {"plan": json.dumps(plan)}, arrays))
     again = aerogel.load(tmp_path / "m.aero")
     assert (again(x) - small(x)).abs().max() < 1e-4
-    assert "chosen by rule" in str(aerogel.explain(again))
+    assert f"saved on neon, chosen by rule for {fast.plan.target.isa}" in str(aerogel.explain(again))
 
 
 def test_a_graph_that_makes_no_sense_is_refused(small: Any, tmp_path: Path) -> None:

@@ -96,8 +96,9 @@ def _restored(
         network = as_planned(network, plan, call, asked)
         plan = checked(plan, network)
     else:
+        notes = (*notes, f"saved on {plan.target.isa}, chosen by rule for {here.isa}: load(path, tune='fast') measures here")
         network, plan, said = tuned(network, call, asked, lambda _: None)
-        notes = (*notes, *said, f"saved on {plan.target.isa}, chosen by rule for {here.isa}: load(path, tune='fast') measures here")
+        notes = (*notes, *said)
     return Compiled(model, network, plan, "graph", notes)
 
 

@@ -102,7 +102,8 @@ def _known(r: Reader, proto: Any, a: Attributes, inputs: list[Value]) -> Any:
         value = next((a[k] for k in ("value", "value_float", "value_floats", "value_int", "value_ints") if k in a), None)
         if value is None:
             raise UnsupportedModel(f"constant '{a['layer']}' is no tensor")
-        return value if isinstance(value, np.ndarray) else np.array(value, np.float32 if "float" in str(set(a)) else np.int64)
+        whole = "value_int" in a or "value_ints" in a
+        return value if isinstance(value, np.ndarray) else np.array(value, np.int64 if whole else np.float32)
     arrays = [v for v in inputs if v is not None]
     if not arrays or any(isinstance(v, Ref) for v in arrays):
         return None
