@@ -151,7 +151,7 @@ FAULTS = (
     Fault("capture/onnx_operators.py", "and maker.args == (own,)", "", "any gate is taken for SiLU", "tests/test_onnx.py"),
     Fault("capture/onnx_quantized.py", "if r.file.readers(a[\"first\"]) != {\"DequantizeLinear\"}:", "if False:", "integers that someone reads are none", "tests/test_onnx.py"),
     Fault("runtime/module.py", "if value != example:", "if False:", "a number that was built in is not looked at", "tests/test_compile.py"),
-    Fault("saved.py", "    _runs(captured)\n", "", "a graph that makes no sense is let in", "tests/test_saved.py"),
+    Fault("saved.py", "    _runs(network)\n", "", "a graph that makes no sense is let in", "tests/test_saved.py"),
     Fault(REFERENCE, "i * dh : i * dh + (p - 1) * u + 1 : u", "i : i + (p - 1) * u + 1 : u", "the oracle forgets dilation", "tests/test_reference.py"),
     Fault(REFERENCE, "return np.where(v < 0, 0.0, np.where(v > 6, 6.0, v))", "return np.where(v < 0, 0.0, v)", "the oracle's ReLU6 has no 6", "tests/test_reference.py"),
     Fault(REFERENCE, "error = gamma(roundings, \"f32\") * (total", "error = 1e3 * gamma(roundings, \"f32\") * (total", "the bound is a thousand times too wide", "tests/test_reference.py"),

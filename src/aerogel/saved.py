@@ -22,10 +22,11 @@ from aerogel.errors import AerogelError, InvalidFile, UnsupportedModel
 from aerogel.graph import Graph, Node, references
 from aerogel.methods.dense import TORCH, from_torch
 from aerogel.plan import Plan
-from aerogel.runtime import container
+from aerogel.runtime import container, pooling
 from aerogel.runtime.eager import bodies
 from aerogel.runtime.graphmodel import GraphModel
-from aerogel.runtime.module import Compiled
+from aerogel.runtime.module import Compiled, Network
+from aerogel.runtime.stays import problem
 from aerogel.tune.choose import Asked, as_planned, tuned
 from aerogel.tune.store import Store
 
@@ -75,12 +76,13 @@ def load(path: str | Path, *, tune: str | float = "off", store: str | Path | Non
         how, notes, dtype = str(model["how"]), tuple(map(str, model["notes"])), _dtype(model["dtype"])
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError, IndexError) as why:
         raise InvalidFile(f"not a model saved by aerogel: {type(why).__name__} {str(why)[:200]}") from None
-    _runs(captured)
-    return _restored(GraphModel(captured, state), plan, how, notes, dtype, tune, store)
+    network, _ = fused(captured)
+    _runs(network)
+    return _restored(GraphModel(captured, state), network, plan, how, notes, dtype, tune, store)
 
 
 def _restored(
-    model: GraphModel, plan: Plan, how: str, notes: tuple[str, ...], dtype: Any, tune: str | float, store: str | Path | None
+    model: GraphModel, network: Network, plan: Plan, how: str, notes: tuple[str, ...], dtype: Any, tune: str | float, store: Any
 ) -> Compiled:
     call = model.captured.filled()
     if tune != "off":
@@ -90,7 +92,7 @@ def _restored(
         if how not in forms:
             raise InvalidFile(f"'{how[:80]}' is no way to run a model")
         return Compiled(model, None, plan, how, notes, forms[how], model.captured)
-    here, (network, _) = target(), fused(model.captured)
+    here = target()
     asked = Asked("off", None, tuple({c.config.method for c in plan.choices}), Store(store, here), dtype, [])
     if plan.target.isa == here.isa:
         network = as_planned(network, plan, call, asked)
@@ -122,21 +124,41 @@ def _captured(model: Any, graph: Graph, tensors: dict[str, torch.Tensor]) -> Cap
     return Captured(graph, constants, in_spec, out_spec, shapes, sizes, dtypes, example, names)
 
 
-def _runs(captured: Captured) -> None:
-    """Run the graph on tensors without memory: a graph that fits nothing, or asks for more than there is, is found out here."""
-    graph = captured.graph
-    values: dict[str, Any] = {name: torch.empty_like(value, device="meta") for name, value in captured.constants.items()}
+def _runs(network: Network) -> None:
+    """Run the graph on tensors without memory: a graph that fits nothing, or asks for more than there is, is found out here.
+
+    The fused graph, and pooling by ourselves: torch imports half of its compiler, three seconds of it, to say what shape they give.
+    """
+    graph, captured = network.graph, network.captured
+    values: dict[str, Any] = {name: torch.empty_like(value, device="meta") for name, value in network.constants.items()}
     values |= dict(zip(graph.inputs, pytree.tree_leaves(captured.example), strict=True))
     for node in graph.nodes:
         try:
             with torch.no_grad():
-                values[node.name] = _foreign(node, values, captured) if node.op == "onnx" else interpret.call(node, values)
+                values[node.name] = _blank(node, values, captured)
         except AerogelError:
             raise
         except Exception as why:  # whatever torch raises at a graph that makes no sense
             said = str(why).splitlines()[0][:200] if str(why) else type(why).__name__
             raise InvalidFile(f"node '{node.name}' does not run on the file's own example: {said}") from None
         interpret.fits(node.name, values[node.name])
+
+
+def _blank(node: Node, values: dict[str, Any], captured: Captured) -> Any:
+    """What a node gives, without memory."""
+    if node.op == "onnx":
+        return _foreign(node, values, captured)
+    if node.conv is None:
+        pooled = pooling.read(node)
+        shape = None if pooled is None else pooled.out(tuple(values[node.inputs[0]].shape), node)
+        return interpret.call(node, values) if shape is None else values[node.inputs[0]].new_empty(shape)
+    x, _, _, residual = node.conv_inputs()
+    shape = tuple(values[x].shape)
+    conv = problem(node, {x: shape})
+    y = conv.y_shape if len(shape) == 4 else (*conv.y_shape[:2], *conv.y_shape[3:])[: len(shape)]
+    if shape[1] != conv.c or (residual is not None and tuple(values[residual].shape) != y):
+        raise InvalidFile(f"node '{node.name}' does not run on the file's own example: {conv} on {shape}")
+    return torch.empty(y, dtype=values[x].dtype, device="meta")
 
 
 def _foreign(node: Node, values: dict[str, Any], captured: Captured) -> list[torch.Tensor]:

@@ -23,6 +23,15 @@ class Pool:
     pad: tuple[int, int]
     dilation: tuple[int, int]
 
+    def out(self, shape: tuple[int, ...], node: Node) -> tuple[int, ...] | None:
+        """The shape that pooling gives for images of this one, or None where it does not fit them."""
+        if len(shape) != 4 or self.window == (0, 0):
+            keeps = len(node.args) > 2 and node.args[2] is True
+            return (*shape[:2], *((1, 1) if keeps else ())) if len(shape) == 4 else None
+        parts = zip(shape[2:], self.window, self.stride, self.pad, self.dilation, strict=True)
+        h, w = ((size + 2 * p - d * (k - 1) - 1) // s + 1 for size, k, s, p, d in parts)
+        return (*shape[:2], h, w) if min(h, w) > 0 and all(2 * p <= k for p, k in zip(self.pad, self.window, strict=True)) else None
+
 
 _ARGUMENTS = {
     "max": ("window", "stride", "pad", "dilation", "ceil"),
