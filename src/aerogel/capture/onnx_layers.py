@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from aerogel.capture.onnx_file import Attributes
-from aerogel.capture.onnx_values import Reader, Value
+from aerogel.capture.onnx_values import Reader, Value, operator
 from aerogel.errors import InvalidFile, UnsupportedModel
 from aerogel.graph import Ref
-
-TABLE: dict[str, Callable[..., Any]] = {}
-
-
-def operator(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Enter a function under its own name."""
-    TABLE[function.__name__] = function
-    return function
 
 
 def _window(

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from aerogel.capture import onnx_layers, onnx_quantized, onnx_shapes
+from aerogel.capture import onnx_layers, onnx_quantized, onnx_shapes  # noqa: F401  they enter their operators
 from aerogel.capture.onnx_file import TYPES, Attributes
-from aerogel.capture.onnx_values import Reader, Value
+from aerogel.capture.onnx_values import OPERATORS, Reader, Value, operator
 from aerogel.errors import UnsupportedModel
 from aerogel.graph import Ref, Special
 
@@ -24,13 +24,6 @@ COMPARE = {"Equal": "eq", "Greater": "gt", "Less": "lt", "GreaterOrEqual": "ge",
 REDUCE = {"ReduceMean": "mean.dim", "ReduceSum": "sum.dim_IntList", "ReduceMax": "amax.default", "ReduceMin": "amin.default"}
 
 Build = Callable[..., Any]
-TABLE: dict[str, Build] = {}
-
-
-def operator(function: Build) -> Build:
-    """Enter a function under its own name."""
-    TABLE[function.__name__] = function
-    return function
 
 
 def _float(r: Reader, x: Value) -> bool:
@@ -169,7 +162,7 @@ def extreme(name: str) -> Build:
     return build
 
 
-TABLE |= {"Max": extreme("maximum"), "Min": extreme("minimum")}
+OPERATORS |= {"Max": extreme("maximum"), "Min": extreme("minimum")}
 
 
 @operator
@@ -211,7 +204,7 @@ def soft(name: str) -> Build:
     return build
 
 
-TABLE |= {"Softmax": soft("softmax"), "LogSoftmax": soft("log_softmax")}
+OPERATORS |= {"Softmax": soft("softmax"), "LogSoftmax": soft("log_softmax")}
 
 
 @operator
@@ -246,4 +239,4 @@ def build(name: str) -> Build | None:
     for table, function in ((UNARY, unary), (BINARY, binary), (COMPARE, compare), (REDUCE, reduce)):
         if name in table:
             return function
-    return next((own[name] for own in (TABLE, onnx_layers.TABLE, onnx_shapes.TABLE, onnx_quantized.TABLE) if name in own), None)
+    return OPERATORS.get(name)

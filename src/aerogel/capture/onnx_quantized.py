@@ -7,7 +7,6 @@ whole numbers in f32, exact up to 2^24.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,16 +14,9 @@ import torch
 
 from aerogel.capture.onnx_file import Attributes
 from aerogel.capture.onnx_layers import Conv, MatMul
-from aerogel.capture.onnx_values import Reader, Value
+from aerogel.capture.onnx_values import Reader, Value, operator
 from aerogel.errors import UnsupportedModel
 from aerogel.graph import Ref, Special
-
-TABLE: dict[str, Callable[..., Any]] = {}
-
-
-def operator(function: Callable[..., Any]) -> Callable[..., Any]:
-    TABLE[function.__name__] = function
-    return function
 
 
 def _float(r: Reader, x: Value) -> Ref:

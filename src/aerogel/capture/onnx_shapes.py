@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from aerogel.capture.onnx_file import Attributes
-from aerogel.capture.onnx_values import MOST_FOLDED, Reader, Size, Value
+from aerogel.capture.onnx_values import MOST_FOLDED, OPERATORS, Reader, Size, Value, operator
 from aerogel.errors import InvalidFile, UnsupportedModel
 from aerogel.graph import Ref, Special
-
-TABLE: dict[str, Callable[..., Any]] = {}
-
-
-def operator(function: Callable[..., Any]) -> Callable[..., Any]:
-    TABLE[function.__name__] = function
-    return function
 
 
 def _axes(r: Reader, a: Attributes, given: Value) -> list[int] | None:
@@ -40,7 +32,7 @@ def Size_(r: Reader, a: Attributes, x: Value) -> Any:  # noqa: N802
     return _array([math.prod(sizes)])[0]
 
 
-TABLE["Size"] = TABLE.pop("Size_")
+OPERATORS["Size"] = OPERATORS.pop("Size_")
 
 
 def _array(values: list[Any]) -> Any:

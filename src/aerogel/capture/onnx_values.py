@@ -12,7 +12,7 @@ Each node is run at once on tensors without memory, in two sizes of the open dim
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,16 @@ from aerogel.graph import Argument, Graph, Node, Ref, Special
 Value = Any  # Ref, or an array of numbers or of Sizes
 MOST_FOLDED = 2**28
 """Elements that folding may make."""
+
+
+OPERATORS: dict[str, Callable[..., Any]] = {}
+"""What builds each of ONNX's operators, by its name."""
+
+
+def operator(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Enter a function under its own name."""
+    OPERATORS[function.__name__] = function
+    return function
 
 
 class Size:
