@@ -136,6 +136,12 @@ def test_target_round_trips(isa: str, extras: set[str], size: int, threads: int)
     assert Target.parse(str(target)) == target
 
 
+@pytest.mark.parametrize("threads", [0, -1, 2**31])
+def test_a_target_with_threads_that_no_machine_has_is_refused(threads: int) -> None:
+    with pytest.raises(ShapeError, match=f"1 to 4096 threads, not {threads}"):
+        Target("avx512", threads=threads)
+
+
 def test_this_machine_is_a_target_and_a_lesser_one_runs_here() -> None:
     assert Target.parse(str(host())) == host()
     assert host().runs_here()

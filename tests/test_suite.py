@@ -15,8 +15,8 @@ COUNTS = {
     "real": 20_000,
     "edges": 3_000,
     "special": 2_000,
-    "half": 3_000,
-    "half-edges": 3_000,
+    "half": 2_000,
+    "half-edges": 2_000,
     "half-special": 1_000,
 }
 LIBRARY_COUNTS = {"exact": 20_000}

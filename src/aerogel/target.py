@@ -34,6 +34,8 @@ _ALLOWED = {
     "generic": (),
     "neon": ("fp16",),
 }
+MOST_THREADS = 4096
+"""More than any machine has: a file that asks for more was damaged or made to harm."""
 _TEXT = re.compile(r"cpu-(\w+?)((?:\+\w+)*)-l1:(\d+)-l2:(\d+)-l3:(\d+)-t(\d+)")
 
 
@@ -53,8 +55,8 @@ class Target:
             raise InvalidFile(f"instruction set '{self.isa}' is unknown; known are {', '.join(VECTOR_BYTES)}")
         if set(self.extras) - set(EXTRAS) or self.extras != tuple(sorted(self.extras)):
             raise InvalidFile(f"extras {self.extras}: known are {', '.join(EXTRAS)}, in this order")
-        if self.threads < 1:
-            raise ShapeError(f"a target has at least one thread, not {self.threads}")
+        if not 1 <= self.threads <= MOST_THREADS:
+            raise ShapeError(f"a target has 1 to {MOST_THREADS} threads, not {self.threads}")
 
     @property
     def vector_bytes(self) -> int:

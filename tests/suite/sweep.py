@@ -22,8 +22,8 @@ class Sweep:
     failures: list[str] = field(default_factory=list)
 
 
-FAMILIES = {"stridepack": 120}
-"""Methods whose code depends on the problem's shape meet so many shapes, each many times."""
+FAMILIES = {("stridepack", False): 120, ("stridepack", True): 24, ("direct", True): 12}
+"""Where code depends on the problem's shape, or on many element types (True), so many shapes are met, each many times."""
 LIBRARY = ("dense",)
 """Methods that call a library: host ISA only, and no guard pages around what they allocate."""
 
@@ -40,7 +40,7 @@ def sweep(
     done, module = Sweep(), method(name)
     levels = here_levels()[:1] if name in LIBRARY else here_levels()
     for seed in seeds:
-        one = case(kind, seed, FAMILIES.get(name, 0))
+        one = case(kind, seed, FAMILIES.get((name, "half" in kind or kind == "special"), 0))
         expected = Expected(one)
         for level in levels if isa is None else (isa,):
             target = replace(host().lower(level), threads=max(1 + seed % 3, *threads) if len(threads) > 1 else 1 + seed % 3)
