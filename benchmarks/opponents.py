@@ -115,7 +115,11 @@ def aerogel_f32(model: torch.nn.Module, call: Call, threads: int) -> Run:
 
 def outputs(given: Any) -> list[Any]:
     """What a run gave, as a flat list."""
-    return list(given.values()) if hasattr(given, "values") else torch.utils._pytree.tree_leaves(given)
+    return (
+        list(given.values())
+        if not isinstance(given, torch.Tensor) and hasattr(given, "values")
+        else torch.utils._pytree.tree_leaves(given)
+    )
 
 
 OPPONENTS: dict[str, dict[str, Callable[[torch.nn.Module, Call, int], Run]]] = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -96,10 +97,16 @@ def test_the_benchmark_runs_on_one_layer(tmp_path: Path) -> None:
     assert '"ratio"' in (tmp_path / "out").read_text()
 
 
+def test_the_benchmark_runs_on_a_whole_model(tmp_path: Path) -> None:
+    command = [sys.executable, "benchmarks/run.py", "squeezenet", "--size", "64", "--sparsity", "0.9", "--rounds", "1"]
+    command += ["--tune", "off", "--against", "torch", "--json", str(tmp_path / "out")]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    result = json.loads((tmp_path / "out").read_text())
+    assert set(result["error"]) >= {"aerogel", "eager", "torch", "torch-channels-last"}
+
+
 def _made(folder: Path) -> Path:
     """Where the real patterns are not at hand: one seeded layer in the same format."""
-    import json
-
     import numpy as np
 
     row = {
