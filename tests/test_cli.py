@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -118,6 +120,7 @@ def test_what_is_wrong_is_a_sentence(built: str, tmp_path: Path) -> None:
         (["explain", "none.onnx"], 1, "cannot be read"),
         (["explain", "none.aero"], 1, "cannot be read"),
         (["explain", "m.pt2"], 1, "--trust-pickle"),
+        (["explain", built, "--weights", "none.safetensors", "--shape", "x=1x3x24x24"], 1, "holds no weights"),
         (["explain", "nomodule:build"], 1, "names no function"),
         (["explain", built], 1, "Say --shape"),
         (["explain", built, "--shape", "x=1xmany"], 1, "no shape"),
@@ -138,3 +141,45 @@ def test_a_pt2_is_read_when_it_is_trusted(built: str, tmp_path: Path) -> None:
     torch.export.save(program, tmp_path / "m.pt2")
     done = run(app, ["explain", "m.pt2", "--trust-pickle", "--tune", "off", "--quiet"])
     assert done.exit_code == 0, done.output
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's own words on what it finds in there
+def test_a_hostile_pt2(built: str, tmp_path: Path) -> None:
+    """Never opened unasked; opened when trusted, where it is damaged a sentence and no traceback."""
+    import os
+    import zipfile
+
+    import torch
+
+    class Harm:
+        def __reduce__(self) -> Any:
+            return os.mkdir, (str(tmp_path / "harmed"),)
+
+    torch.save(Harm(), tmp_path / "harm.pt2")
+    torch.export.save(torch.export.export(torch.nn.Conv2d(3, 4, 3).eval(), (torch.randn(1, 3, 9, 9),)), tmp_path / "good.pt2")
+    whole = (tmp_path / "good.pt2").read_bytes()
+    rng = np.random.default_rng(0)
+    damaged = {
+        "empty": b"",
+        "text": b"not an archive",
+        "half": whole[: len(whole) // 2],
+        "harm": (tmp_path / "harm.pt2").read_bytes(),
+    }
+    for i in range(8):
+        at = int(rng.integers(len(whole)))
+        damaged[f"flipped{i}"] = whole[:at] + bytes([whole[at] ^ 255]) + whole[at + 1 :]
+    with zipfile.ZipFile(tmp_path / "bomb.pt2", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("archive/models/model.json", b" " * (64 << 20))
+    damaged["bomb"] = (tmp_path / "bomb.pt2").read_bytes()
+    for name, content in damaged.items():
+        (tmp_path / f"{name}.pt2").write_bytes(content)
+        unasked = run(app, ["explain", f"{name}.pt2", "--tune", "off", "--quiet"])
+        assert unasked.exit_code == 1
+        assert "--trust-pickle" in unasked.stderr
+        assert not (tmp_path / "harmed").exists(), "a file was unpickled unasked"
+        if name == "harm":
+            continue
+        trusted = run(app, ["explain", f"{name}.pt2", "--tune", "off", "--quiet", "--trust-pickle"])
+        assert trusted.exit_code in (0, 1)
+        assert trusted.exception is None or isinstance(trusted.exception, SystemExit), f"{name}: {trusted.exception!r}"
+        assert trusted.exit_code == 0 or "cannot be read" in trusted.stderr, trusted.stderr

@@ -33,7 +33,7 @@ def sample() -> bytes:
     weight = rng.standard_normal((4, 3, 3, 3)).astype(np.float32) * (rng.random((4, 3, 3, 3)) < 0.2)
     arrays = {"weight": ("float32", weight), "bias": ("float32", rng.random(4).astype(np.float32)),
               "flag": ("bool", np.array([True, False])), "half": ("bfloat16", np.arange(5, dtype=np.uint16))}  # fmt: skip
-    return container.to_bytes({"model": json.dumps({"format": "x"}), "plan": "{}"}, arrays)
+    return container.to_bytes({"model": json.dumps({"format": "x"}), "plan0": "{}"}, arrays)
 
 
 def judge(content: bytes) -> bool:

@@ -24,6 +24,7 @@ from aerogel.capture.onnx import read
 from aerogel.capture.onnx_operators import build
 from aerogel.errors import AerogelError, InvalidFile, ShapeError, UnsupportedModel
 from aerogel.runtime.graphmodel import GraphModel
+from aerogel.runtime.points import Several
 from tests.small_models import Small, sparse
 
 PIECES = 4
@@ -120,6 +121,40 @@ def test_a_model_with_open_sizes(tmp_path: Path) -> None:
         fast.run(None, {"y": np.zeros((1, 3, 64, 64), np.float32)})
     with pytest.raises(InvalidFile, match="no input 'y'"):
         aerogel.compile(path, shapes={"y": (1, 3, 64, 64)})
+
+
+def test_several_tuned_points(tmp_path: Path) -> None:
+    """Each has choices of its own and the same weights; other sizes go to the nearest; the file keeps them all."""
+    path = exported(sparse(Small()), tmp_path / "m.onnx", 1, 3, 64, 64)
+    points = [{"x": (1, 3, 64, 64)}, {"x": (4, 3, 96, 96)}]
+    fast = aerogel.compile(path, shapes=points, tune="off")
+    assert isinstance(fast, Several)
+    assert [p.plan.choices[0].conv.n for p in fast.points] == [1, 4]
+    assert fast.points[0].network is fast.points[1].network
+    asked = ((1, 3, 64, 64), (4, 3, 96, 96), (1, 3, 70, 64), (5, 3, 96, 80))
+    assert [fast.nearest((a,)) for a in asked] == [0, 1, 0, 1]
+    rng = np.random.default_rng(0)
+    feeds = [{"x": rng.standard_normal(a, np.float32)} for a in asked]
+    close(path, fast, *feeds)
+    said = aerogel.explain(fast)
+    assert "At 1x3x64x64: " in said.headline
+    assert "At 4x3x96x96: " in said.headline
+    assert len(said.layers) == 2 * len(fast.plan.choices)
+    aerogel.save(fast, tmp_path / "m.aero")
+    again = aerogel.load(tmp_path / "m.aero")
+    assert isinstance(again, Several)
+    assert [p.plan for p in again.points] == [p.plan for p in fast.points]
+    copied = copy.deepcopy(again)
+    for feed in feeds:
+        (wanted,) = fast.run(None, feed)
+        assert all(np.array_equal(m.run(None, feed)[0], wanted) for m in (again, copied))
+    fast.load_state_dict({name: 2 * value for name, value in fast.state_dict().items()})
+    assert all(not np.array_equal(fast.run(None, feed)[0], again.run(None, feed)[0]) for feed in feeds)
+    assert fast.points[0].network is fast.points[1].network
+    with pytest.raises(AerogelError, match="empty list"):
+        aerogel.compile(path, shapes=[])
+    with pytest.raises(AerogelError, match="sizes that differ"):
+        aerogel.compile(path, shapes=points[:1] * 2, tune="off")
 
 
 def test_a_gate_of_another_value_is_no_silu(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ tune/choose.py, a Choice for each layer -> check the answer -> time the whole mo
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +25,7 @@ from aerogel.runtime import pool
 from aerogel.runtime.eager import Call, agree, as_call, bodies, record, runner, with_convolutions
 from aerogel.runtime.graphmodel import GraphModel
 from aerogel.runtime.module import Compiled, Network
+from aerogel.runtime.points import Several
 from aerogel.target import Target, host
 from aerogel.tune import search
 from aerogel.tune.choose import Advance, Asked, as_planned, tuned
@@ -41,7 +42,7 @@ def compile(
     kwargs: Mapping[str, Any] | None = None,
     *,
     dynamic_shapes: Any = None,
-    shapes: Mapping[str, tuple[int, ...]] | None = None,
+    shapes: Mapping[str, tuple[int, ...]] | Sequence[Mapping[str, tuple[int, ...]]] | None = None,
     dtype: Any = None,
     tune: str | float = "fast",
     methods: Iterable[str] | None = None,
@@ -54,13 +55,13 @@ def compile(
     """A module with the same answers, each layer on the fastest kernel measured here, dense kept wherever it is faster.
 
     `model` is a module, or the path of an ONNX file. `args` and `kwargs` are an example call, as for torch.export; a bare tensor
-    will do. An ONNX file needs none: `shapes` gives the sizes of inputs that the file leaves open, by name. `dtype` None keeps the
-    model's own precision; torch.float16 or torch.bfloat16 stores weights and maps in 16 bits: inputs and outputs keep their types,
-    and layers that lose too much on the example or on `calibration` (more such calls: tuples of arguments, or tensors) stay as they
-    are, by name in explain(). `tune` is "off" (rules, no timing), "fast", "full" or a budget in seconds for timing the layers.
-    `methods` restricts the choice. `plan` replays one exactly and times nothing. `store` is a folder of tuning records, by default
-    the user's own: what was measured once is not measured again. `strict_nan` keeps every layer dense, so that a NaN meeting a
-    pruned weight is a NaN.
+    will do. An ONNX file needs none: `shapes` gives the sizes of inputs that the file leaves open, by name; a list of such gives
+    several tuned points, and a call goes to its own or the nearest. `dtype` None keeps the model's own precision; torch.float16 or
+    torch.bfloat16 stores weights and maps in 16 bits: inputs and outputs keep their types, and layers that lose too much on the
+    example or on `calibration` (more such calls: tuples of arguments, or tensors) stay as they are, by name in explain(). `tune` is
+    "off" (rules, no timing), "fast", "full" or a budget in seconds for timing the layers. `methods` restricts the choice. `plan`
+    replays one exactly and times nothing. `store` is a folder of tuning records, by default the user's own: what was measured once
+    is not measured again. `strict_nan` keeps every layer dense, so that a NaN meeting a pruned weight is a NaN.
     """
     call, names = as_call(args, kwargs), tuple(METHODS if methods is None else methods)
     unknown = [n for n in names if n not in METHODS]
@@ -72,7 +73,9 @@ def compile(
     asked = Asked(tune, search.effort(tune), ("dense",) if strict_nan else names, Store(store, target()), dtype, samples)
     if isinstance(model, str | Path):
         options = {"dtype": dtype, "tune": tune, "methods": names, "calibration": calibration, "plan": plan, "store": store}
-        return _from_onnx(model, call, shapes or {}, options | {"strict_nan": strict_nan, "progress": progress})
+        options |= {"strict_nan": strict_nan, "progress": progress}
+        points = [shapes or {}] if shapes is None or isinstance(shapes, Mapping) else list(shapes)
+        return together([_from_onnx(model, call, point, options) for point in points])
     if isinstance(model, Compiled):
         model = model.original
     with _progress(progress) as advance:
@@ -99,6 +102,13 @@ def compile(
         judged = _judged(model, ours, call, asked)
         asked.store.put_model(key, judged.plan, judged.how, judged.notes)
         return judged
+
+
+def together(points: Sequence[Compiled]) -> Compiled:
+    """A module that is tuned at each of these points."""
+    if not points:
+        raise AerogelError("shapes is an empty list: name the sizes of at least one point")
+    return points[0] if len(points) == 1 else Several(points)
 
 
 def target() -> Target:

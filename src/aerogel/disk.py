@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from pathlib import Path
+
+log = logging.getLogger("aerogel")
+_said: set[str] = set()
 
 
 def cache_folder() -> Path:
@@ -34,3 +38,10 @@ def write_whole(path: Path, content: bytes) -> None:
     except OSError:
         scratch.unlink(missing_ok=True)
         raise
+
+
+def not_kept(what: str, why: OSError) -> None:
+    """Say that nothing can be kept, once in a process: a full disk costs time, not a line for every kernel."""
+    if not _said:
+        _said.add(what)
+        log.warning("%s is not kept, so it is made again: %s. Later failures are not said.", what, why)

@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from aerogel.capture import foreign, interpret
 from aerogel.capture.export import Captured
-from aerogel.compiler import checked, compile, fused, target
+from aerogel.compiler import checked, compile, fused, target, together
 from aerogel.disk import write_whole
 from aerogel.errors import AerogelError, InvalidFile, UnsupportedModel
 from aerogel.graph import Graph, Node, references
@@ -26,11 +26,12 @@ from aerogel.runtime import container, pooling
 from aerogel.runtime.eager import bodies
 from aerogel.runtime.graphmodel import GraphModel
 from aerogel.runtime.module import Compiled, Network
+from aerogel.runtime.points import Several
 from aerogel.runtime.stays import problem
 from aerogel.tune.choose import Asked, as_planned, tuned
 from aerogel.tune.store import Store
 
-FORMAT = "aerogel-model-1"
+FORMAT = "aerogel-model-2"
 MOST_FOREIGN = 2**31
 """Bytes of the inputs of a piece of ONNX."""
 
@@ -43,16 +44,20 @@ def save(fast: Compiled, path: str | Path) -> None:
             "a model compiled in parts cannot be saved: what runs between the parts is Python code, and a file holds none. "
             "Save the parts, or make the model exportable: explain() says where torch.export stopped."
         )
+    points = fast.points if isinstance(fast, Several) else (fast,)
+    if any(p.captured is None or p.captured.graph != captured.graph for p in points):
+        raise UnsupportedModel("points that run different graphs cannot be saved in one file; save one file for each")
     state = fast.state_dict()
     arrays = {name: _stored(value) for name, value in {**state, **captured.constants}.items()}
     model = {
-        "format": FORMAT, "how": fast.how, "notes": list(fast.notes), "dtype": _half(fast), "state": list(state),
-        "constants": list(captured.constants), "example": _structure(captured.example),
+        "format": FORMAT, "dtype": _half(fast), "state": list(state), "constants": list(captured.constants),
+        "points": [{"how": p.how, "notes": list(p.notes), "example": _structure(p.captured.example)} for p in points if p.captured],
         "answer": _structure(pytree.tree_unflatten([0] * captured.out_spec.num_leaves, captured.out_spec)),
         "shapes": {name: list(shape) for name, shape in captured.shapes.items()}, "sizes": [list(s) for s in captured.sizes],
         "dtypes": [_name(d) for d in captured.dtypes], "outputs": list(captured.output_names),
     }  # fmt: skip
-    texts = {"model": json.dumps(model, allow_nan=False), "graph": captured.graph.to_json(), "plan": fast.plan.to_json()}
+    texts = {"model": json.dumps(model, allow_nan=False), "graph": captured.graph.to_json()}
+    texts |= {f"plan{i}": point.plan.to_json() for i, point in enumerate(points)}
     try:
         write_whole(Path(path), container.to_bytes(texts, arrays))
     except OSError as why:
@@ -67,24 +72,33 @@ def load(path: str | Path, *, tune: str | float = "off", store: str | Path | Non
         raise InvalidFile(f"'{path}' cannot be read: {why.strerror or why}") from None
     texts, arrays = container.from_bytes(content)
     try:
-        model, plan = json.loads(texts["model"]), Plan.from_json(texts["plan"])
+        model = json.loads(texts["model"])
         if model["format"] != FORMAT:
             raise InvalidFile(f"model format '{str(model['format'])[:80]}' is not {FORMAT}: saved by another version of aerogel")
         tensors = {name: _tensor(*held) for name, held in arrays.items()}
-        captured = _captured(model, Graph.from_json(texts["graph"]), tensors)
-        state = {str(name): tensors[name] for name in model["state"]}
-        how, notes, dtype = str(model["how"]), tuple(map(str, model["notes"])), _dtype(model["dtype"])
+        graph, state, dtype = Graph.from_json(texts["graph"]), {str(n): tensors[n] for n in model["state"]}, _dtype(model["dtype"])
+        points = [
+            (
+                _captured(model, point["example"], graph, tensors),
+                str(point["how"]),
+                tuple(map(str, point["notes"])),
+                Plan.from_json(texts[f"plan{i}"]),
+            )
+            for i, point in enumerate(model["points"])
+        ]
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError, IndexError) as why:
         raise InvalidFile(f"not a model saved by aerogel: {type(why).__name__} {str(why)[:200]}") from None
-    network, _ = fused(captured)
-    _runs(network)
-    return _restored(GraphModel(captured, state), network, plan, how, notes, dtype, tune, store)
+    if not points:
+        raise InvalidFile("a model with no point it was tuned at")
+    return together([_restored(captured, state, plan, how, notes, dtype, tune, store) for captured, how, notes, plan in points])
 
 
 def _restored(
-    model: GraphModel, network: Network, plan: Plan, how: str, notes: tuple[str, ...], dtype: Any, tune: str | float, store: Any
+    captured: Captured, state: Any, plan: Plan, how: str, notes: tuple[str, ...], dtype: Any, tune: str | float, store: Any
 ) -> Compiled:
-    call = model.captured.filled()
+    network, _ = fused(captured)
+    _runs(network)
+    model, call = GraphModel(captured, state), captured.filled()
     if tune != "off":
         return compile(model, *call, dtype=dtype, tune=tune, store=store)
     if how != "graph":
@@ -104,8 +118,8 @@ def _restored(
     return Compiled(model, network, plan, "graph", notes)
 
 
-def _captured(model: Any, graph: Graph, tensors: dict[str, torch.Tensor]) -> Captured:
-    example = _built(model["example"])
+def _captured(model: Any, raw: Any, graph: Graph, tensors: dict[str, torch.Tensor]) -> Captured:
+    example = _built(raw)
     sizes = tuple(_sizes(s) for s in model["sizes"])
     dtypes = tuple(_dtype(d) for d in model["dtypes"])
     flat, in_spec = pytree.tree_flatten(example)

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from aerogel.errors import AerogelError, ShapeError
+from aerogel.errors import AerogelError, InvalidFile, ShapeError
 from aerogel.runtime.eager import Call
 from aerogel.runtime.graphmodel import GraphModel
 from aerogel.runtime.module import Compiled
@@ -60,7 +60,10 @@ def source(
                 f"'{text}' may hold pickled Python, which can run anything when it is read. If you made it, or trust who did, say "
                 "--trust-pickle; else export the model to ONNX."
             )
-        program = torch.export.load(text)
+        try:
+            program = torch.export.load(text)
+        except Exception as why:  # torch raises what its unpickler, its archive and its schema raise
+            raise InvalidFile(f"'{text}' cannot be read: {type(why).__name__} {str(why).splitlines()[:1]}") from None
         return Source(program.module(), (_batched(program.example_inputs[0], batch), dict(program.example_inputs[1])), Path(text))
     if ":" not in text:
         raise AerogelError(f"'{text}' is none of {FORMS}")
@@ -89,9 +92,13 @@ def _built(text: str, weights: Path | None) -> torch.nn.Module:
     if not isinstance(model, torch.nn.Module):
         raise AerogelError(f"'{text}' gave a {type(model).__name__}, not a torch.nn.Module")
     if weights is not None:
+        from safetensors import SafetensorError
         from safetensors.torch import load_file
 
-        model.load_state_dict(load_file(weights))
+        try:
+            model.load_state_dict(load_file(weights))
+        except (SafetensorError, OSError, RuntimeError) as why:
+            raise InvalidFile(f"'{weights}' holds no weights for '{text}': {str(why)[:500]}") from None
     return model.eval()
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 import llvmlite
 import llvmlite.binding as llvm
 
-from aerogel.disk import cache_folder, private_folder, write_whole
+from aerogel.disk import cache_folder, not_kept, private_folder, write_whole
 from aerogel.errors import PlanMismatch
 from aerogel.target import Target, here_levels, host
 
@@ -106,5 +106,5 @@ def _cached(key: str, emit: Callable[[], str], isa: str, half: bool) -> bytes:
             raise PermissionError(f"{path.parent} can be written by others")
         write_whole(path, hashlib.sha256(code).digest() + code)
     except OSError as why:
-        log.warning("compiled code is not cached: %s", why)
+        not_kept("compiled code", why)
     return code

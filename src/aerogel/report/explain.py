@@ -10,6 +10,7 @@ from aerogel.errors import AerogelError
 from aerogel.methods import METHODS, method
 from aerogel.plan import Choice
 from aerogel.runtime.module import Compiled
+from aerogel.runtime.points import Several
 
 KEEP_DENSE = "Nothing here is sparse enough for our kernels: where a dense runtime (onnxruntime, OpenVINO) serves it, keep that."
 
@@ -49,17 +50,26 @@ def explain(fast: Compiled, *, layer: str | None = None) -> Report:
     """Say what compile() decided and measured. `layer` keeps one layer."""
     if not isinstance(fast, Compiled):
         raise AerogelError(f"explain() takes what compile() gave, not a {type(fast).__name__}")
-    rows = tuple(_row(c) for c in fast.plan.choices if layer in (None, c.layer))
+    points = fast.points if isinstance(fast, Several) else (fast,)
+    rows = tuple(_row(c) for p in points for c in p.plan.choices if layer in (None, c.layer))
     if layer is not None and not rows:
         raise AerogelError(f"no layer is called '{layer}'; layers are {', '.join(c.layer for c in fast.plan.choices)}")
-    target = fast.plan.target
-    beside = next((n for n in fast.notes if n.startswith("onnxruntime ")), None)
-    notes = (
-        *(n for n in fast.notes if n != beside),
+    target, heads, notes = fast.plan.target, [_beside(p) for p in points], list(fast.notes)
+    if isinstance(fast, Several):
+        named = [", ".join("x".join(map(str, shape)) for shape in own) for own in fast.sizes]
+        heads = [f"At {size}: {head}" for size, head in zip(named, heads, strict=True)]
+        notes = [f"at {size}: {note}" for size, p in zip(named, points, strict=True) for note in p.notes]
+    notes = [
+        *(n for n in notes if not n.startswith("onnxruntime ") and ": onnxruntime " not in n),
         f"tuned for {target}; other image sizes and batches use the same methods with their own first configuration",
         f"workspaces held now: {fast.workspace_bytes() / 2**20:.1f} MB",
-    )
-    return Report(f"{beside}. {_headline(fast)}" if beside else _headline(fast), rows, notes)
+    ]
+    return Report(" ".join(heads), rows, tuple(notes))
+
+
+def _beside(fast: Compiled) -> str:
+    """The headline, after onnxruntime's time where that was taken."""
+    return " ".join([*(f"{n}." for n in fast.notes if n.startswith("onnxruntime ")), _headline(fast)])
 
 
 def _headline(fast: Compiled) -> str:

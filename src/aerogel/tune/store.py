@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from aerogel.candidate import Config, Stats
-from aerogel.disk import cache_folder, write_whole
+from aerogel.disk import cache_folder, not_kept, write_whole
 from aerogel.errors import AerogelError
 from aerogel.layout import Array
 from aerogel.methods import METHODS, method
@@ -149,9 +149,9 @@ class Store:
             if plan.target != self.target:
                 raise ValueError("made for another machine")
             return Known(plan, str(own["how"]), tuple(str(n) for n in own["notes"]), str(own["measured"]))
-        except FileNotFoundError:
+        except OSError:  # not there, or not to be read: what is written afterwards says why
             return None
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, AerogelError) as why:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, AerogelError) as why:
             log.warning("ignoring a tuning record: %s: %s", path.name, why)
             return None
 
@@ -163,7 +163,7 @@ class Store:
         try:
             write_whole(path, json.dumps({"format": FORMAT, "digest": digest, "body": body}).encode())
         except OSError as why:
-            log.warning("a tuning record is not kept: %s", why)
+            not_kept("a tuning record", why)
 
 
 def model_key(graph: str, weights: Sequence[Array], shapes: object, asked: object) -> str:
