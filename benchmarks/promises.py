@@ -74,7 +74,7 @@ def slower(name: str, sparsity: float, rounds: int) -> dict[str, Any]:
     model = make(name)
     model = prune(model, sparsity) if sparsity else model
     size = SMALLER.get(name, MODELS[name][1])
-    r = compare(model, example(name, 1, size), ["torch"], 1, rounds, "fast", False)
+    r = compare(model, example(name, 1, size), ["torch"], 1, rounds, "fast")
     low, high = r["interval"][r["fastest"]]
     return {
         "model": name, "sparsity": sparsity, "size": size, "ratio": r["ratio"]["fastest"],

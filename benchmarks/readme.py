@@ -1,7 +1,7 @@
 """Write README's tables from result files: python benchmarks/readme.py [--check]
 
-Each table stands between `<!-- table:NAME -->` and `<!-- /table -->` and comes from benchmarks/results/NAME.json
-or NAME.jsonl, nothing else.
+Each table stands between `<!-- table:NAME -->` and `<!-- /table -->` and comes from benchmarks/results/NAME.json,
+NAME.jsonl or NAME.txt, nothing else.
 """
 
 from __future__ import annotations
@@ -29,31 +29,68 @@ def layers(result: dict[str, Any]) -> str:
 
 
 def models(results: list[dict[str, Any]]) -> str:
-    """The table of benchmarks/run.py: of several runs of one thing, the one whose ratio to the fastest is in the middle."""
+    """The tables of benchmarks/run.py, one for each machine: of several runs of one thing, the one whose ratio to the fastest is in
+    the middle."""
+    return "\n\n".join(_models([r for r in results if r["target"].startswith(machine)]) for machine in _machines(results))
+
+
+def _models(results: list[dict[str, Any]]) -> str:
     names = list(dict.fromkeys(n for r in results for n in r["ratio"] if n != "fastest"))
+    lines = [f"| | runs | aerogel, ms | {' | '.join(names)} |", "|---|---|---|" + "---|" * len(names)]
+    for what, several in _runs(results).items():
+        r = sorted(several, key=lambda r: float(r["ratio"]["fastest"]))[(len(several) - 1) // 2]
+        cells = " | ".join(f"{r['ratio'][n]:.2f}x" if n in r["ratio"] else "" for n in names)
+        lines.append(f"| {what} | {len(several)} | {r['ms']['aerogel']['p50']:.1f} | {cells} |")
+    return "\n".join([*lines, "", _where(results[-1])])
+
+
+def half(results: list[dict[str, Any]]) -> str:
+    """benchmarks/run.py --dtype: milliseconds and, in brackets, the error, of ourselves and of opponents in every precision."""
+    names = list(dict.fromkeys(n for r in results for n in r["ms"]))
+    lines = [f"| | {' | '.join(names)} |", "|---|" + "---|" * len(names)]
+    for r in results:
+        cells = " | ".join(f"{r['ms'][n]['p50']:.1f} ({r['error'][n]:.0e})" if n in r["ms"] else "" for n in names)
+        unit = "with AMX" if r["amx"] else "without AMX"
+        lines.append(f"| {r['model']} {r['pruning']}, aerogel in {r['dtype']}, {unit} | {cells} |")
+    return "\n".join([*lines, "", *(_where(next(r for r in results if r["target"].startswith(m))) for m in _machines(results))])
+
+
+def _machines(results: list[dict[str, Any]]) -> list[str]:
+    """Targets without their threads, in order of appearance."""
+    return list(dict.fromkeys(r["target"].rpartition("t")[0] for r in results))
+
+
+def _where(result: dict[str, Any]) -> str:
+    return f"{result['date']}, torch {result['torch']}, `{result['target'].rpartition('-t')[0]}`."
+
+
+def _runs(results: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """Runs of the same thing together, under its name."""
     runs: dict[str, list[dict[str, Any]]] = {}
     for r in results:
         batch = "" if r["batch"] == 1 else f", batch {r['batch']}"
         threads = "" if r["threads"] == 1 else f", {r['threads']} threads"
         runs.setdefault(f"{r['model']} {r['pruning']}, {r['size']} x {r['size']}{batch}{threads}", []).append(r)
-    lines = [f"| | runs | aerogel, ms | {' | '.join(names)} |", "|---|---|---|" + "---|" * len(names)]
-    for what, several in runs.items():
-        r = sorted(several, key=lambda r: float(r["ratio"]["fastest"]))[(len(several) - 1) // 2]
-        cells = " | ".join(f"{r['ratio'][n]:.2f}x" if n in r["ratio"] else "" for n in names)
-        lines.append(f"| {what} | {len(several)} | {r['ms']['aerogel']['p50']:.1f} | {cells} |")
-    last = results[-1]
-    return "\n".join([*lines, "", f"{last['date']}, torch {last['torch']}, `{last['target']}`."])
+    return runs
 
 
-TABLES: dict[str, Callable[[Any], str]] = {"layers": layers, "models": models}
+def said(report: str) -> str:
+    """A few lines of a real explain(), word for word: the first layer, and one that stays dense."""
+    first, *rest = re.findall(r"^\S.* zeros\n(?:    .*\n)+", report, re.MULTILINE)
+    dense = [block for block in rest if "\n    dense" in block]
+    return "\n".join(["```", report.splitlines()[0], *(b.rstrip() for b in (first, *dense[:1])), "```"])
+
+
+TABLES: dict[str, Callable[[Any], str]] = {"explain": said, "layers": layers, "models": models, "half": half}
 
 
 def _load(name: str) -> Any:
-    """A result file: one JSON value, or a list of them line by line."""
+    """A result file: one JSON value, a list of them line by line, or plain text."""
     lines = RESULTS / f"{name}.jsonl"
     if lines.exists():
         return [json.loads(line) for line in lines.read_text().splitlines()]
-    return json.loads((RESULTS / f"{name}.json").read_text())
+    text = RESULTS / f"{name}.txt"
+    return text.read_text() if text.exists() else json.loads((RESULTS / f"{name}.json").read_text())
 
 
 def written(readme: str) -> str:

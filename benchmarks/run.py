@@ -55,7 +55,7 @@ def main() -> None:
     parser.add_argument("--against", default="torch", help=f"any of {','.join(OPPONENTS)}")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--append", type=Path, help="add the result, without its plan, as a line of this file")
-    parser.add_argument("--explain", action="store_true", help="print the report too")
+    parser.add_argument("--explain", type=Path, help="write the report, layer by layer, to this file")
     given = parser.parse_args()
     if given.without_amx:
         os.environ["ONEDNN_MAX_CPU_ISA"] = "AVX10_1_512"  # read when oneDNN is first used
@@ -78,7 +78,14 @@ def main() -> None:
 
 
 def compare(
-    model: torch.nn.Module, call: Call, against: list[str], threads: int, rounds: int, tune: str, explain: bool, dtype: Any = None
+    model: torch.nn.Module,
+    call: Call,
+    against: list[str],
+    threads: int,
+    rounds: int,
+    tune: str,
+    report: Path | None = None,
+    dtype: Any = None,
 ) -> dict[str, Any]:
     """Compile, check, and time against the opponents."""
     args, kwargs = call
@@ -90,8 +97,8 @@ def compare(
         error = network_error(model, fast, call, runs)
         names = ["aerogel", *runs]
         times = dict(zip(names, interleaved([lambda: fast(*args, **kwargs), *runs.values()], rounds), strict=True))
-    if explain:
-        print(aerogel.explain(fast))
+    if report is not None:
+        report.write_text(f"{aerogel.explain(fast)}\n")
     ours = np.array(times["aerogel"])
     ratios = {n: np.array(t) / ours for n, t in times.items() if n != "aerogel"}
     fastest = min(ratios, key=lambda n: float(np.median(times[n])))

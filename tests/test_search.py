@@ -11,7 +11,7 @@ from aerogel.plan import Choice, Timing
 from aerogel.problem import Conv
 from aerogel.runtime.arena import Touch, place
 from aerogel.tune.assign import Costs, assign
-from aerogel.tune.search import keep, pitched, runner_up
+from aerogel.tune.search import keep, pitched, runner_up, worth
 
 RNG = np.random.default_rng(0)
 
@@ -39,6 +39,14 @@ def test_noise_alone_is_rarely_kept() -> None:
     """Two candidates of the same speed with 20 % noise each: the lower quartile rarely lies."""
     wrong = sum(keep(Timing.of(*(list(100 * np.exp(RNG.normal(0, 0.2, 25))) for _ in range(2)))) for _ in range(500))
     assert wrong <= 5
+
+
+def test_who_is_timed_on() -> None:
+    """What is near the best of its method; of a method far behind only its best, so that explain has a time for it."""
+    methods = ["dense", "dense", "direct", "direct", "stridepack"]
+    assert worth(methods, [100.0, 160.0, 50.0, 70.0, 90.0]) == [0, 2, 3, 4]
+    assert worth(methods, [100.0, 101.0, 20.0, 40.0, 81.0]) == [0, 2, 4]
+    assert worth(["dense"], [3.0]) == [0]
 
 
 def _chain(count: int) -> Graph:

@@ -9,6 +9,9 @@ from aerogel.errors import AerogelError, InvalidFile, PlanMismatch, ShapeError, 
 
 if TYPE_CHECKING:
     from aerogel.compiler import compile as compile
+    from aerogel.pruning.prune import finalize as finalize
+    from aerogel.pruning.prune import prune as prune
+    from aerogel.pruning.schedule import Schedule as Schedule
     from aerogel.report.explain import Report as Report
     from aerogel.report.explain import explain as explain
     from aerogel.runtime.module import Compiled as Compiled
@@ -23,10 +26,13 @@ _LATER = {
     "Report": "aerogel.report.explain",
     "save": "aerogel.saved",
     "load": "aerogel.saved",
+    "prune": "aerogel.pruning.prune",
+    "finalize": "aerogel.pruning.prune",
+    "Schedule": "aerogel.pruning.schedule",
 }
 __all__ = [
-    "AerogelError", "Compiled", "InvalidFile", "PlanMismatch", "Report", "ShapeError", "UnsupportedModel", "__version__", "compile",
-    "explain", "load", "save",
+    "AerogelError", "Compiled", "InvalidFile", "PlanMismatch", "Report", "Schedule", "ShapeError", "UnsupportedModel",
+    "__version__", "compile", "explain", "finalize", "load", "prune", "save",
 ]  # fmt: skip
 
 

@@ -17,12 +17,14 @@ from typing import Any
 from aerogel.capture import foreign
 from aerogel.capture.export import Captured, capture
 from aerogel.capture.fuse import fuse
+from aerogel.capture.separate import separate
 from aerogel.errors import AerogelError, InvalidFile, PlanMismatch, UnsupportedModel
 from aerogel.methods import METHODS
 from aerogel.methods.dense import TORCH
 from aerogel.plan import Choice, Plan, Timing
+from aerogel.pruning.prune import as_weights
 from aerogel.runtime import pool
-from aerogel.runtime.eager import Call, agree, as_call, bodies, record, runner, with_convolutions
+from aerogel.runtime.eager import Call, agree, as_call, bodies, first_image, record, runner, with_convolutions
 from aerogel.runtime.graphmodel import GraphModel
 from aerogel.runtime.module import Compiled, Network
 from aerogel.runtime.points import Several
@@ -32,8 +34,10 @@ from aerogel.tune.choose import Advance, Asked, as_planned, tuned
 from aerogel.tune.measure import interleaved
 from aerogel.tune.store import Known, Store, model_key, offered
 
-ROUNDS = 15
-"""Rounds of the whole model against torch."""
+APART_US = 2000.0
+"""A model that takes this long for one image runs larger batches image by image: calling it costs a hundredth of that."""
+ROUNDS, FEW_ROUNDS, CLEAR = 15, 5, 1.5
+"""Rounds of the whole model against torch; few are enough where one takes CLEAR times as long as the other."""
 
 
 def compile(
@@ -78,6 +82,7 @@ def compile(
         return together([_from_onnx(model, call, point, options) for point in points])
     if isinstance(model, Compiled):
         model = model.original
+    model = as_weights(model)
     with _progress(progress) as advance:
         try:
             network, notes = _read(model, call, dynamic_shapes, advance)
@@ -91,15 +96,16 @@ def compile(
         weights = [network.arrays[n.conv_inputs()[1]] for n in network.convs()]
         sizes = [tuple(v.shape) for v in network.flat(*call) if hasattr(v, "shape")]
         key = model_key(network.graph.to_json(), weights, sizes, (tune, asked.names, dtype))
-        known = None if asked.effort is None or samples else asked.store.model(key, weights)
-        if known is not None:
+        known, alone = None if asked.effort is None or samples else asked.store.model(key, weights), separate(network.captured)
+        if known is not None and (alone or not known.plan.apart):
             return _replayed(model, as_planned(network, known.plan, call, asked), known, call, asked)
-        network, choices, said = tuned(network, call, asked, advance)
+        apart = alone and asked.effort is not None
+        network, choices, said = tuned(network, first_image(call) if apart else call, asked, advance)
         ours = Compiled(model, network, choices, "graph", (*notes, *said))
         if asked.effort is None:
             return ours
         advance("timing the whole model")
-        judged = _judged(model, ours, call, asked)
+        judged = _judged(model, _batched(ours, call) if apart else ours, call, asked)
         asked.store.put_model(key, judged.plan, judged.how, judged.notes)
         return judged
 
@@ -157,8 +163,26 @@ def _from_onnx(path: str | Path, call: Call, shapes: Mapping[str, tuple[int, ...
     return fast
 
 
+def _batched(ours: Compiled, call: Call) -> Compiled:
+    """Whether batches run at once or image by image, where maps stay in the caches: timed; for one image, by its time."""
+    one = Compiled(ours.original, ours.network, replace(ours.plan, apart=True), "graph", ours.notes)
+    assert ours.network is not None
+    several = any(hasattr(v, "shape") and len(v) > 1 for v in ours.network.flat(*call))
+    times = interleaved([runner(m, call, "contiguous") for m in ((ours, one) if several else (ours,))], 5, 1)
+    middle = [sorted(t)[2] for t in times]
+    if not several:
+        return one if middle[0] > APART_US else ours
+    best = one if middle[1] < middle[0] else ours
+    best.notes = (*best.notes, f"a batch at once {middle[0] / 1e3:.1f} ms, image by image {middle[1] / 1e3:.1f} ms")
+    return best
+
+
 def checked(plan: Plan, network: Network) -> Plan:
     """The user's plan, if every configuration in it is one its method offers for that layer."""
+    if plan.apart and not separate(network.captured):
+        raise PlanMismatch(
+            "the plan runs a batch image by image, and this model's images are not known to be apart. Compile again."
+        )
     convs = {n.name: n for n in network.convs()}
     for choice in plan.choices:
         node = convs.get(choice.node)
@@ -183,7 +207,10 @@ def _judged(model: Any, ours: Compiled, call: Call, asked: Asked) -> Compiled:
     if not agree(model, ours, call, asked.within):
         return _differs(model, ours)
     forms = bodies(model, asked.dtype)
-    times = interleaved([*(runner(m, call, layout) for layout, m in forms.items()), runner(ours, call, "contiguous")], ROUNDS)
+    runs = [*(runner(m, call, layout) for layout, m in forms.items()), runner(ours, call, "contiguous")]
+    times = interleaved(runs, FEW_ROUNDS)
+    if 1 / CLEAR < min(min(t) for t in times[:-1]) / min(times[-1]) < CLEAR:
+        times = [few + more for few, more in zip(times, interleaved(runs, ROUNDS - FEW_ROUNDS, 1), strict=True)]
     middle = [sorted(t)[len(t) // 2] for t in times]
     fastest = min(range(len(forms)), key=lambda i: middle[i])
     timing = Timing.of(times[-1], times[fastest])

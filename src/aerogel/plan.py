@@ -61,11 +61,12 @@ class Choice:
 
 @dataclass(frozen=True)
 class Plan:
-    """All choices for one target, with the whole model's timing."""
+    """All choices for one target, with the whole model's timing. `apart`: a batch runs image by image, choices are for one."""
 
     target: Target
     choices: tuple[Choice, ...]
     model: Timing | None = None
+    apart: bool = False
 
     def to_json(self) -> str:
         def timing(t: Timing | None) -> Any:
@@ -73,9 +74,10 @@ class Plan:
 
         return json.dumps(
             {
-                "format": "aerogel-plan-1",
+                "format": "aerogel-plan-2",
                 "target": str(self.target),
                 "model": timing(self.model),
+                "apart": self.apart,
                 "choices": [
                     {
                         "layer": c.layer,
@@ -99,8 +101,8 @@ class Plan:
         """The inverse of `to_json`. Any damage is an InvalidFile."""
         try:
             raw = json.loads(text)
-            if raw["format"] != "aerogel-plan-1":
-                raise InvalidFile(f"plan format '{raw['format']}' is not aerogel-plan-1")
+            if raw["format"] != "aerogel-plan-2":
+                raise InvalidFile(f"plan format '{raw['format']}' is not aerogel-plan-2")
             choices = tuple(
                 Choice(
                     str(c["layer"]),
@@ -116,7 +118,9 @@ class Plan:
                 for c in raw["choices"]
             )
             model = None if raw["model"] is None else _timing(raw["model"])
-            return Plan(Target.parse(raw["target"]), choices, model)
+            if not isinstance(raw["apart"], bool):
+                raise InvalidFile(f"'apart' is true or false, not {str(raw['apart'])[:80]}")
+            return Plan(Target.parse(raw["target"]), choices, model, raw["apart"])
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as why:
             raise InvalidFile(f"not a plan: {type(why).__name__} {why}") from None
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from aerogel.errors import AerogelError, InvalidFile, ShapeError
+from aerogel.pruning.masks import masks
 from aerogel.runtime.eager import Call
 from aerogel.runtime.graphmodel import GraphModel
 from aerogel.runtime.module import Compiled
@@ -112,10 +113,9 @@ def _batched(inputs: Any, batch: int | None) -> tuple[Any, ...]:
 
 def pruned(model: torch.nn.Module, sparsity: float) -> torch.nn.Module:
     """The smallest weights of each convolution and Linear set to zero, uniformly: what the speed would be, not the accuracy."""
-    for weight in model.parameters():
-        if weight.dim() > 1 and weight.is_floating_point() and weight.numel() > 1:
-            keep = weight.abs() > weight.abs().flatten().kthvalue(max(1, int(weight.numel() * sparsity))).values
-            weight.data = weight.data * keep
+    found = {n: p for n, p in model.named_parameters() if p.dim() > 1 and p.is_floating_point() and p.numel() > 1}
+    for name, kept in masks({n: p.abs() for n, p in found.items()}, dict.fromkeys(found, sparsity), "unstructured").items():
+        found[name].data = found[name].data * kept
     if isinstance(model, GraphModel):
         model.captured.constants.update(model.constants())
     return model

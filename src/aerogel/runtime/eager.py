@@ -17,6 +17,12 @@ def as_call(args: Any, kwargs: Mapping[str, Any] | None) -> Call:
     return (args,) if isinstance(args, torch.Tensor) else tuple(args), dict(kwargs or {})
 
 
+def first_image(call: Call) -> Call:
+    """The call with the first image of every batch."""
+    args, kwargs = pytree.tree_map_only(torch.Tensor, lambda t: t[:1], call)
+    return args, kwargs
+
+
 def channels_last(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor
 

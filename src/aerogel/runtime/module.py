@@ -236,11 +236,18 @@ class Compiled(torch.nn.Module):
         return self.network.outputs(interpret.run(self.network.graph, blank, inputs))
 
     def run_flat(self, inputs: list[Any]) -> list[Any]:
-        """The graph's outputs for its inputs, checked beforehand."""
-        assert self.network is not None
-        network = self.network
+        """The graph's outputs for its inputs, checked beforehand; image by image where the plan says so."""
         threads = pool.threads()
         self._warn(threads)
+        images = next((len(v) for v in inputs if isinstance(v, torch.Tensor) and v.dim()), 1) if self.plan.apart else 1
+        if images < 2:
+            return self._once(inputs, threads)
+        each = [self._once([v[i : i + 1] if isinstance(v, torch.Tensor) else v for v in inputs], threads) for i in range(images)]
+        return [torch.cat(parts) for parts in zip(*each, strict=True)]
+
+    def _once(self, inputs: list[Any], threads: int) -> list[Any]:
+        assert self.network is not None
+        network = self.network
         key = (threads, *(tuple(v.shape) if isinstance(v, torch.Tensor) else v for v in inputs))
         with torch.no_grad():
             workspace = self._take(key, inputs, threads)

@@ -30,6 +30,8 @@ from aerogel.tune.measure import ROUND_US, interleaved
 
 DENSE = 4
 """Configurations of dense that are timed: all of them."""
+FIRST, NEAR, FAR = 3, 1.5, 4.0
+"""After FIRST rounds candidates at NEAR times their method's best are given up, and methods at FAR times the best."""
 KEEP = 1.02
 """A candidate is kept where the lower quartile of its paired ratios to the baseline is above this."""
 
@@ -89,13 +91,24 @@ def time_layer(
             configs.append(config)
             calls.append(candidate(conv, config, weight, x, bias, target))
             spent += max(ROUND_US, interleaved(calls[-1:], 1)[0][0]) / 1e6 if effort.seconds is not None else 0.0
-    times = interleaved(calls, effort.rounds)
+    times = interleaved(calls, min(FIRST, effort.rounds))
+    left = worth([c.method for c in configs], [min(t) for t in times])
+    for i, more in zip(left, interleaved([calls[i] for i in left], effort.rounds - len(times[0]), 1), strict=True):
+        times[i] += more
     middle = [float(np.median(t)) for t in times]
-    dense = min((i for i, c in enumerate(configs) if c.method == "dense"), key=lambda i: middle[i])
-    timings = [Timing.of(t, times[dense]) for t in times]
-    best = min(range(len(configs)), key=lambda i: middle[i] if keep(timings[i]) or i == dense else np.inf)
-    order = sorted(range(len(configs)), key=lambda i: middle[i])
+    dense = min((i for i in left if configs[i].method == "dense"), key=lambda i: middle[i])
+    timings = [Timing.of(t, times[dense][: len(t)]) for t in times]
+    best = min(left, key=lambda i: middle[i] if keep(timings[i]) or i == dense else np.inf)
+    order = sorted(range(len(configs)), key=lambda i: (i not in left, middle[i]))
     return Choice("", "", conv, configs[best], stats.sparsity, "", tuple((configs[i], timings[i]) for i in order), tuple(refused))
+
+
+def worth(methods: Sequence[str], us: Sequence[float]) -> list[int]:
+    """Which candidates, by their methods and first times, are timed on: those near the best of their method, and of a method that
+    is far behind only its best, so that explain has a time for it."""
+    best = {name: min(t for n, t in zip(methods, us, strict=True) if n == name) for name in methods}
+    near = {name: 1.0 if best[name] > FAR * min(us) else NEAR for name in best}
+    return [i for i, (name, t) in enumerate(zip(methods, us, strict=True)) if t <= near[name] * best[name]]
 
 
 def candidate(conv: Conv, config: Config, weight: Array, x: Array, bias: Array, target: Target) -> Callable[[], object]:
