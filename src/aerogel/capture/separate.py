@@ -64,7 +64,7 @@ def _alone(node: Node, shapes: dict[str, tuple[int | str, ...]], batch: str, oth
     read = [shapes.get(r, ()) for r in references(node.args) if r not in other]
     if name == "getitem":  # a piece of what was cut before
         return _begins(shapes.get(node.name, ()), batch)
-    if not read or not all(_begins(sizes, batch) for sizes in read):
+    if not read or not all(_begins(sizes, batch) for sizes in read) or any([*references(v)] for v in node.kwargs.values()):
         return False
     if name == "chunk":
         return _leaves_first(_argument(node, *_DIMS[name]), len(read[0]))
