@@ -32,7 +32,7 @@ from aerogel.target import Target, host
 from aerogel.tune import search
 from aerogel.tune.choose import Advance, Asked, as_planned, tuned
 from aerogel.tune.measure import interleaved
-from aerogel.tune.store import Known, Store, model_key, offered
+from aerogel.tune.store import Known, Store, model_key, not_offered
 
 APART_US = 2000.0
 """A model that takes this long for one image runs larger batches image by image: calling it costs a hundredth of that."""
@@ -188,8 +188,9 @@ def checked(plan: Plan, network: Network) -> Plan:
         node = convs.get(choice.node)
         if node is None or node.conv is None or node.conv != choice.conv.layer():
             raise PlanMismatch(f"the plan has a layer '{choice.layer}' ({choice.conv}) that this model has not. Compile again.")
-        if not offered(choice, network.arrays[node.conv_inputs()[1]], plan.target):
-            raise PlanMismatch(f"'{choice.config}' is no configuration for '{choice.layer}' on {plan.target}. Compile again.")
+    weights = [network.arrays[convs[choice.node].conv_inputs()[1]] for choice in plan.choices]
+    if (wrong := not_offered(plan.choices, weights, plan.target)) is not None:
+        raise PlanMismatch(f"'{wrong.config}' is no configuration for '{wrong.layer}' on {plan.target}. Compile again.")
     return plan
 
 

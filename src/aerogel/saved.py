@@ -139,7 +139,8 @@ def _captured(model: Any, raw: Any, graph: Graph, tensors: dict[str, torch.Tenso
 
 
 def _runs(network: Network) -> None:
-    """Run the graph on tensors without memory: a graph that fits nothing, or asks for more than there is, is found out here.
+    """Run the graph on tensors without memory: a graph that fits nothing, or asks for more than there is, is found out here, and
+    the network knows its sizes.
 
     The fused graph, and pooling by ourselves: torch imports half of its compiler, three seconds of it, to say what shape they give.
     """
@@ -156,6 +157,8 @@ def _runs(network: Network) -> None:
             said = str(why).splitlines()[0][:200] if str(why) else type(why).__name__
             raise InvalidFile(f"node '{node.name}' does not run on the file's own example: {said}") from None
         interpret.fits(node.name, values[node.name])
+    if all(node.op != "onnx" for node in graph.nodes):  # those ran on zeros, and what they give may depend on the values
+        network.learn(pytree.tree_leaves(captured.example), {n: v for n, v in values.items() if isinstance(v, torch.Tensor)})
 
 
 def _blank(node: Node, values: dict[str, Any], captured: Captured) -> Any:

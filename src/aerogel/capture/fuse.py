@@ -18,6 +18,9 @@ from aerogel.problem import Conv, Dtypes
 Shapes = dict[str, tuple[int | str, ...]]
 """Sizes of each value, open ones by name: equal means surely equal."""
 
+FEW_FILTERS = 16
+"""Folded at once: in float64 so many stay in the cache."""
+
 _ACTIVATIONS = {
     "aten.relu.default": "relu",
     "aten.relu6.default": "relu6",
@@ -145,7 +148,9 @@ class _Fuse:
         if bias is not None:
             moved = moved + self.constants[bias].double() * factor
         held = self.constants[weight]
-        folded_weight = (held.double() * factor[:, None, None, None]).to(held.dtype)
+        folded_weight = torch.empty_like(held, memory_format=torch.contiguous_format)
+        for into, filters, by in zip(*(torch.split(t, FEW_FILTERS) for t in (folded_weight, held, factor)), strict=True):
+            into.copy_(filters.double() * by[:, None, None, None])
         names = f"{before.name}.weight", f"{before.name}.bias"
         self.constants[names[0]], self.constants[names[1]] = folded_weight, moved.float()
         conv = replace(before.conv, epilogue=("bias",))

@@ -3,13 +3,8 @@
 Paper: Escort (Chen, arXiv 1802.10280), whose filters in CSR over flattened (c, r, s) are "stretched" when a kernel is built for
 one image size: the position becomes the offset of its window in the padded input. What is packed stays (c, r, s).
 
-    group   [0, 4, 8]                filters 0-3 and 4-7 are the units of work that threads share
-    row     [2, 0, 3, 1, | 1, 3, ...    for each group and block of channels: filters, the longest row first
-    start   [0, 5, 9, 11, 12, | ...     where the nonzeros of that row begin
-    position [...]                   (c * R + r) * S + s within the filter's own channels
-    value   [...]
-
-With `aligned`, a row's nonzeros are sorted by the lane at which their windows start when a kernel is built (see codegen/rows.py).
+With `aligned`, a row's nonzeros are sorted by the lane at which their windows start when a kernel is built (see codegen/rows.py);
+codegen/flat.py has the format.
 
 Wins for unstructured weights from about two thirds zeros; a row of equal lengths lets the branch predictor learn the loop's
 end, hence the order. Refuses: half precision the CPU lacks, and images too large for 32-bit offsets.
@@ -19,15 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 
 from aerogel.candidate import POINTERS, Config, Kernel, Packed, Stats
-from aerogel.codegen import llvm, rows
-from aerogel.codegen.sums import lane_bits, spread, summed_channels, unsupported
-from aerogel.errors import InvalidFile, PlanMismatch, ShapeError
-from aerogel.layout import NUMPY, Array, Layout
+from aerogel.codegen import flat, llvm, rows
+from aerogel.codegen.sums import summed_channels, unsupported
+from aerogel.errors import InvalidFile
+from aerogel.layout import Array, Layout
 from aerogel.problem import ITEM_BYTES, Conv
 from aerogel.target import Target
 
@@ -44,7 +38,7 @@ _REGISTER_BLOCK = {"avx512": 14, "avx2": 12, "generic": 12, "neon": 14}
 def refuse(conv: Conv, target: Target, stats: Stats) -> str | None:
     if (why := unsupported(conv.dtypes, target)) is not None:
         return why
-    if conv.n is not None and (bytes_ := _image_bytes(conv)) >= 2**31:
+    if conv.n is not None and (bytes_ := flat.image_bytes(conv)) >= 2**31:
         return f"one image takes {bytes_ / 2**30:.1f} GiB; offsets in this format reach 2 GiB"
     return None
 
@@ -78,10 +72,10 @@ class _Shape:
     @staticmethod
     def of(conv: Conv, target: Target, aligned: int) -> _Shape:
         lanes, (p, q) = _lanes(conv, target), conv.out
-        reads, writes = layouts(conv, Config.make(NAME, vectors=1, aligned=aligned), target, (0, 0, 0, 0))
-        every = _offsets(np.arange(conv.r * conv.s), np.array(0), conv, reads)
+        reads, writes = flat.layouts(conv, lanes, 1, bool(aligned), (0, 0, 0, 0))
+        every = flat.offsets(np.arange(conv.r * conv.s), np.array(0), conv, reads)
         far = (conv.c * reads.plane(*conv.size) * reads.item_bytes, conv.k * writes.plane(p, q) * writes.item_bytes)
-        return _Shape(reads.pitch, -(-((p - 1) * reads.pitch + q) // lanes), _shifts(every, lanes) if aligned else (), far)
+        return _Shape(reads.pitch, -(-((p - 1) * reads.pitch + q) // lanes), flat.shifts(every, lanes) if aligned else (), far)
 
 
 def _cycles(conv: Conv, target: Target, stats: Stats, shape: _Shape, vectors: int, channels: int) -> float:
@@ -114,218 +108,43 @@ def _filter_groups(conv: Conv, live: int, vectors: int, target: Target) -> int:
 
 
 def pack(weight: Array, conv: Conv, config: Config) -> Packed:
-    k, c, r, s = conv.weight_shape
-    if weight.shape != (k, c, r, s):
-        raise ShapeError(f"weight of shape {weight.shape} for {conv.layer()}, which takes {(k, c, r, s)}")
-    if c * r * s >= 2**31 or weight.size >= 2**31:
-        raise ShapeError(f"{conv.layer()}: more than 2^31 weights")
-    block = config["channels"]
-    blocks = -(-c // block)
-    kept = (weight.reshape(k, -1) & 0x7FFF) != 0 if conv.dtypes.weight == "bf16" else weight.reshape(k, -1) != 0
-    filters, position = np.nonzero(kept)
-    counts = np.zeros((k, blocks), np.int64)
-    at_block = position // (block * r * s)
-    np.add.at(counts, (filters, at_block), 1)
-    edges = _edges(counts.sum(1), config["groups"])
-    group_of = np.searchsorted(edges, np.arange(k), side="right") - 1
-    pair_k, pair_b = (a.ravel() for a in np.meshgrid(np.arange(k), np.arange(blocks), indexing="ij"))
-    order = np.lexsort((pair_k, -counts.ravel(), pair_b, group_of[pair_k]))
-    rank = np.empty(k * blocks, np.int64)
-    rank[order] = np.arange(k * blocks)
-    nonzeros = np.argsort(rank[filters * blocks + at_block], kind="stable")
-    return Packed(
-        NAME,
-        VERSION,
-        {
-            "group": edges.astype(np.int32),
-            "row": pair_k[order].astype(np.int32),
-            "start": np.concatenate([[0], np.cumsum(counts.ravel()[order])]).astype(np.int32),
-            "position": position[nonzeros].astype(np.int32),
-            "value": weight.reshape(k, -1)[filters[nonzeros], position[nonzeros]],
-        },
-        {"channel_blocks": blocks},
-    )
-
-
-def _edges(lengths: Array, groups: int) -> Array:
-    """Cut filters into `groups` runs of about equal work; a filter costs its nonzeros and a little more."""
-    work = np.concatenate([[0], np.cumsum(lengths + 4)])
-    cuts = np.searchsorted(work, work[-1] * np.arange(1, groups) / groups)
-    return np.concatenate([[0], np.clip(cuts, 0, len(lengths)), [len(lengths)]])
+    arrays, blocks = flat.pack(weight, conv, config["channels"], config["groups"])
+    return Packed(NAME, VERSION, arrays, {"channel_blocks": blocks})
 
 
 def unpack(packed: Packed, conv: Conv) -> Array:
     check(packed, conv)
-    a = packed.arrays
-    k = conv.weight_shape[0]
-    weight = np.zeros((k, int(np.prod(conv.weight_shape[1:]))), NUMPY[conv.dtypes.weight])
-    weight[np.repeat(a["row"], np.diff(a["start"])), a["position"]] = a["value"]
-    return weight.reshape(conv.weight_shape)
+    return flat.unpack(packed.arrays, conv)
 
 
 def check(packed: Packed, conv: Conv) -> None:
     """The invariants the kernel relies on; a Packed from a file goes through here before it is used."""
-    k, c, r, s = conv.weight_shape
-    a = packed.arrays
-    if (packed.format, packed.version) != (NAME, VERSION) or set(a) != {"group", "row", "start", "position", "value"}:
+    if (packed.format, packed.version) != (NAME, VERSION) or set(packed.arrays) != set(flat.ARRAYS):
         raise InvalidFile(f"not a {NAME} version {VERSION} weight")
-    blocks = packed.meta.get("channel_blocks", 0)
-    integers = ("group", "row", "start", "position")
-    if any(a[n].dtype != np.int32 or a[n].ndim != 1 for n in integers) or a["value"].dtype != NUMPY[conv.dtypes.weight]:
-        raise InvalidFile(f"{NAME}: an array has the wrong element type")
-    group, row, start = a["group"], a["row"], a["start"]
-    if not 1 <= blocks <= c or len(row) != k * blocks or len(start) != k * blocks + 1 or len(group) < 2:
-        raise InvalidFile(f"{NAME}: arrays do not fit {conv.layer()}")
-    if start[0] != 0 or (np.diff(start) < 0).any() or start[-1] != len(a["position"]) or len(a["position"]) != len(a["value"]):
-        raise InvalidFile(f"{NAME}: row starts are not monotone or do not end at the number of nonzeros")
-    if group[0] != 0 or group[-1] != k or (np.diff(group) < 0).any():
-        raise InvalidFile(f"{NAME}: filter groups do not cover the {k} filters")
-    if len(a["position"]) and (a["position"].min() < 0 or a["position"].max() >= c * r * s):
-        raise InvalidFile(f"{NAME}: a position is outside the {c} x {r} x {s} filter")
-    for low, high in pairwise(group.tolist()):
-        part = np.sort(row[low * blocks : high * blocks].reshape(blocks, high - low), axis=1)
-        if (part != np.arange(low, high)).any():
-            raise InvalidFile(f"{NAME}: a filter is missing from its group or stands there twice")
+    flat.check(NAME, packed.arrays, packed.meta.get("channel_blocks", 0), conv)
 
 
 def layouts(
     conv: Conv, config: Config, target: Target, border: tuple[int, int, int, int], pitch: int = 0, x_pitch: int = 0
 ) -> tuple[Layout, Layout]:
-    """Planes of one pitch on both sides; phases when there is a stride.
-
-    Few runs need rows that start where a vector or half of one does.
-    """
-    (_, w), (_, q), (_, left, _, right) = conv.size, conv.out, conv.pad
-    d, lanes = conv.dtypes, _lanes(conv, target)
-    pitch = max(pitch, q + max(border[1], border[3]))
-    wide = max(x_pitch, w + max(left, right)) if conv.stride == (1, 1) else -(-(w + left + right) // conv.stride[1])
-    pitch = max(pitch, wide)
-    if config["aligned"]:
-        pitch = lanes // 2 if pitch <= lanes // 2 else -(-pitch // lanes) * lanes
-    if conv.stride == (1, 1):
-        reads = Layout("planar", pitch, conv.pad, dtype=d.input)
-    else:
-        (u, v), (dh, dw) = conv.stride, conv.dilation
-        kept = (1 + max(i * dh % u for i in range(conv.r)), 1 + max(j * dw % v for j in range(conv.s)))
-        reads = Layout("phases", pitch, conv.pad, 0, d.input, conv.stride, kept)
-    writes = Layout("planar", reads.pitch, border, dtype=d.output)
-    x_slack, y_slack = _slacks(conv, config, target, reads, writes)
-    reads = Layout(reads.kind, reads.pitch, reads.border, x_slack, d.input, reads.stride, reads.kept)
-    return reads, Layout("planar", reads.pitch, border, y_slack, d.output)
-
-
-def _slacks(conv: Conv, config: Config, target: Target, reads: Layout, writes: Layout) -> tuple[int, int]:
-    """Elements that the last block of the last plane reads past the end of x, and of a residual."""
-    (p, q), lanes = conv.out, _lanes(conv, target)
-    step = config["vectors"] * lanes
-    reach = -(-((p - 1) * reads.pitch + q) // step) * step
-    offsets = _offsets(np.arange(conv.r * conv.s), np.array(conv.c - 1), conv, reads)
-    if config["aligned"]:
-        offsets = offsets + -offsets % lanes  # a run reads whole vectors
-    return max(0, int(offsets.max()) + reach - conv.c * reads.plane(*conv.size)), max(0, reach - writes.plane(p, q))
+    return flat.layouts(conv, _lanes(conv, target), config["vectors"], bool(config["aligned"]), border, pitch, x_pitch)
 
 
 def _lanes(conv: Conv, target: Target) -> int:
     return target.vector_bytes // ITEM_BYTES[conv.dtypes.accumulator]
 
 
-def _shifts(offsets: Array, lanes: int) -> tuple[int, ...]:
-    """The lanes at which windows start, 0 among them: a run of each."""
-    return tuple(int(v) for v in np.unique(np.append(offsets % lanes, 0)))
-
-
-def _offsets(position: Array, first_channel: Array, conv: Conv, reads: Layout) -> Array:
-    """Stretch: elements from output pixel 0 to the window of each position. 64-bit; the caller checks the range."""
-    c, tap = np.divmod(position.astype(np.int64), conv.r * conv.s)
-    i, j = np.divmod(tap, conv.s)
-    (top, left, _, _), (border_top, border_left, _, _) = conv.pad, reads.border
-    row, column = i * conv.dilation[0] - top, j * conv.dilation[1] - left
-    channel = (first_channel + c) * reads.plane(*conv.size)
-    if reads.kind == "planar":
-        return np.asarray(channel + row * reads.pitch + column)
-    row, column = row + border_top, column + border_left
-    (u, v), phase_plane = reads.stride, reads.phase_plane(*conv.size)
-    phase = (row % u) * reads.kept[1] + column % v
-    return np.asarray(channel + phase * phase_plane + row // u * reads.pitch + column // v)
-
-
-def _image_bytes(conv: Conv) -> int:
-    """An upper estimate of one padded image, before anything is allocated."""
-    (h, w), (top, left, bottom, right) = conv.size, conv.pad
-    return conv.c * (h + top + bottom + conv.stride[0]) * (w + left + right + conv.stride[1] + 16) * 4
-
-
 def build(packed: Packed, conv: Conv, config: Config, target: Target, reads: Layout, writes: Layout) -> list[Kernel]:
     check(packed, conv)
-    _compatible(conv, config, target, reads, writes)
-    d, a, (p, q) = conv.dtypes, packed.arrays, conv.out
-    steps = tuple(e if not e.startswith("leaky") else "leaky" for e in conv.epilogue)
-    taps = _offsets(np.arange(conv.r * conv.s), np.array(0), conv, reads)
-    shifts = _shifts(taps, _lanes(conv, target)) if config["aligned"] else ()
-    code = rows.RowsCode(target.isa, d, config["vectors"], steps, shifts)
+    flat.compatible(NAME, conv, _lanes(conv, target), config["vectors"], bool(config["aligned"]), reads, writes)
+    d = conv.dtypes
+    taps = flat.offsets(np.arange(conv.r * conv.s), np.array(0), conv, reads)
+    shifts = flat.shifts(taps, _lanes(conv, target)) if config["aligned"] else ()
+    code = rows.RowsCode(target.isa, d, config["vectors"], flat.steps(conv), shifts)
     entry = llvm.function(str(code), rows.ENTRY, lambda: rows.emit(code), target.isa, half=d.accumulator == "f16")
-    filters = np.repeat(a["row"], np.diff(a["start"])).astype(np.int64)
-    first_channel = filters // (conv.k // conv.groups) * (conv.c // conv.groups)
-    offset, start, value = _offsets(a["position"], first_channel, conv, reads), a["start"], a["value"]
-    if shifts:
-        offset, start, value = _in_runs(offset, start, value, shifts, code.lanes)
-    offset = offset * reads.item_bytes
-    if offset.size and (offset.max() >= 2**31 or offset.min() < -(2**31)):
-        raise ShapeError(f"{conv}: one image is larger than the 2 GiB that 32-bit offsets reach")
-    flat = (p - 1) * writes.pitch + q
-    live_vectors = -(-flat // code.lanes)
-    blocks = -(-live_vectors // code.vectors)
-    pixels = np.arange(blocks * code.vectors * code.lanes)
-    live = (pixels < flat) & (pixels % writes.pitch < q)
-    owned = {
-        "group": a["group"],
-        "start": start,
-        "row": np.concatenate([a["row"], np.repeat(a["row"][-1:], config["ahead"])]),
-        "offset": offset.astype(np.int32),
-        "value": spread(value, d.accumulator),
-        "live": lane_bits(code.lanes, live.reshape(-1, code.lanes)),
-        "slope": np.array([conv.slope], np.float32),
-    }
-    owned = {name: np.ascontiguousarray(array) for name, array in owned.items()}
-    x_plane, y_plane = reads.plane(*conv.size), writes.plane(p, q)
-    channel_blocks = packed.meta["channel_blocks"]
-    widest = int(np.diff(a["group"]).max())
-    scratch = widest * code.vectors * code.lanes * 4 if channel_blocks > 1 else 0
-    sizes = {
-        "images": conv.batch,
-        "blocks": blocks,
-        "groups": len(a["group"]) - 1,
-        "channel_blocks": channel_blocks,
-        "x_image": conv.c * x_plane * reads.item_bytes,
-        "y_image": conv.k * y_plane * writes.item_bytes,
-        "y_plane": y_plane * writes.item_bytes,
-        "plane_vectors": y_plane // code.lanes,
-        "live_vectors": live_vectors,
-        "front_vectors": writes.front // code.lanes,
-        "scratch_thread": scratch,
-        "ahead": config["ahead"],
-    }
+    owned, sizes = flat.arguments(packed.arrays, packed.meta["channel_blocks"], conv, code, reads, writes, config["ahead"])
+    widest = int(np.diff(packed.arrays["group"]).max())
+    sizes["scratch_thread"] = widest * code.vectors * code.lanes * 4 if packed.meta["channel_blocks"] > 1 else 0
     own = {name: array.ctypes.data for name, array in owned.items()} | sizes
     arguments = np.array([0] * len(POINTERS) + [own[n] for n in rows.ARGUMENTS[len(POINTERS) :]], np.int64)
-    return [Kernel(f"{NAME} {conv}", reads, writes, entry, arguments, scratch, tuple(owned.values()))]
-
-
-def _in_runs(offset: Array, start: Array, value: Array, shifts: tuple[int, ...], lanes: int) -> tuple[Array, Array, Array]:
-    """Each row's nonzeros in runs of one shift, windows moved back to the vector they start in; `start` has each run's begin."""
-    run = np.searchsorted(shifts, offset % lanes) + np.repeat(np.arange(len(start) - 1), np.diff(start)) * len(shifts)
-    order = np.argsort(run, kind="stable")
-    counts = np.bincount(run, minlength=(len(start) - 1) * len(shifts))
-    return (offset - offset % lanes)[order], np.concatenate([[0], np.cumsum(counts)]).astype(np.int32), value[order]
-
-
-def _compatible(conv: Conv, config: Config, target: Target, reads: Layout, writes: Layout) -> None:
-    """Raise unless these layouts give what the flat numbering of pixels needs."""
-    wanted, _ = layouts(conv, config, target, writes.border)
-    x_slack, y_slack = _slacks(conv, config, target, reads, writes)
-    held = all(have >= need for have, need in zip(reads.border, conv.pad, strict=True))
-    held = held if reads.kind == "planar" else reads.border == conv.pad
-    fits = (reads.kind, reads.dtype, reads.stride) == (wanted.kind, wanted.dtype, wanted.stride)
-    fits = fits and held and all(have >= need for have, need in zip(reads.kept, wanted.kept, strict=True))
-    fits = fits and writes.kind == "planar" and writes.dtype == conv.dtypes.output and reads.pitch == writes.pitch
-    if not fits or reads.pitch < wanted.pitch or reads.slack < x_slack or writes.slack < y_slack:
-        raise PlanMismatch(f"direct cannot read {reads} and write {writes} for {conv}; it reads {wanted} or wider")
+    return [Kernel(f"{NAME} {conv}", reads, writes, entry, arguments, sizes["scratch_thread"], tuple(owned.values()))]

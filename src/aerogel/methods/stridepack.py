@@ -25,7 +25,7 @@ import numpy as np
 
 from aerogel.candidate import POINTERS, Config, Kernel, Packed, Stats
 from aerogel.codegen import llvm, tiles
-from aerogel.codegen.sums import lane_bits, spread, summed_channels, unsupported
+from aerogel.codegen.sums import by_rank, lane_bits, spread, summed_channels, unsupported
 from aerogel.errors import InvalidFile, PlanMismatch, ShapeError
 from aerogel.layout import NUMPY, Array, Layout
 from aerogel.problem import ITEM_BYTES, Conv
@@ -124,7 +124,7 @@ def pack(weight: Array, conv: Conv, config: Config) -> Packed:
     ranked = np.lexsort((pair_place, -by_place.ravel(), pair_stage, group[pair_place]))
     rank = np.empty(k * stages, np.int64)
     rank[ranked] = np.arange(k * stages)
-    nonzeros = np.argsort(rank[place[filters] * stages + channel // stage], kind="stable")
+    nonzeros = by_rank(rank[place[filters] * stages + channel // stage])
     position = j | i << 3 | (channel % stage) << 6
     return Packed(
         NAME,

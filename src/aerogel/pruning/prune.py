@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
-from torch.nn.utils import prune as torchs
 
 from aerogel.errors import AerogelError
 from aerogel.pruning.masks import Shares, masks
@@ -106,22 +106,21 @@ def as_weights(model: nn.Module) -> nn.Module:
     if not any(parametrize.is_parametrized(m) or _hooks(m) for m in model.modules()):
         return model
     for module in model.modules():
-        for hook in _hooks(
-            module
-        ):  # what a hook computed is no leaf, and only leaves can be copied; the next call computes it again
+        for hook in _hooks(module):  # what it computed is no leaf, and only leaves can be copied; the next call computes it again
             setattr(module, hook._tensor_name, getattr(module, hook._tensor_name).detach())
     copied = copy.deepcopy(model)
     for module in list(copied.modules()):
         for hook in _hooks(module):
-            torchs.remove(module, hook._tensor_name)  # type: ignore[no-untyped-call]
+            sys.modules["torch.nn.utils.prune"].remove(module, hook._tensor_name)
         if parametrize.is_parametrized(module):
             _bake(module)
     return copied
 
 
 def _hooks(module: nn.Module) -> list[Any]:
-    """torch's own pruning of a module."""
-    return [h for h in module._forward_pre_hooks.values() if isinstance(h, torchs.BasePruningMethod)]
+    """torch's own pruning of a module. Whoever used it has imported it; importing it here would take a tenth of a second."""
+    torchs = sys.modules.get("torch.nn.utils.prune")
+    return [] if torchs is None else [h for h in module._forward_pre_hooks.values() if isinstance(h, torchs.BasePruningMethod)]
 
 
 def _bake(module: nn.Module) -> None:

@@ -50,6 +50,7 @@ class Network:
             if bias is not None:
                 self.arrays[bias] = constants[bias].float().numpy().copy()
         self.packs = Packs(self.arrays)
+        self._sized: tuple[Any, dict[str, tuple[int, ...]]] | None = None
 
     def halved(self, half: Half) -> Network:
         """The same network in half precision."""
@@ -109,9 +110,15 @@ class Network:
 
     def shapes(self, inputs: list[Any]) -> dict[str, tuple[int, ...]]:
         """Sizes of every value for these inputs, found by running torch once. Their element types are noted on the way."""
-        values = self.values(inputs)
+        if self._sized is None or self._sized[0] != _sizes(inputs):
+            self.learn(inputs, self.values(inputs))
+        assert self._sized is not None
+        return self._sized[1]
+
+    def learn(self, inputs: list[Any], values: Mapping[str, torch.Tensor]) -> None:
+        """Remember the sizes and element types that inputs like these give every value; `values` may have no memory."""
         self.kinds = {name: KINDS[v.dtype] for name, v in values.items() if v.dtype in KINDS}
-        return {name: tuple(v.shape) for name, v in values.items()}
+        self._sized = _sizes(inputs), {name: tuple(v.shape) for name, v in values.items()}
 
     def program(self, shapes: Mapping[str, tuple[int, ...]], choices: Mapping[str, Config], threads: int) -> Program:
         return build(self.graph, shapes, self.kinds, choices, self.packs, replace(host(), threads=threads))
@@ -141,6 +148,10 @@ class Network:
             values[o.name].clone() if isinstance(o, Ref) and o.name in held else interpret.argument(o, values)
             for o in self.graph.outputs
         ]
+
+
+def _sizes(inputs: list[Any]) -> tuple[Any, ...]:
+    return tuple(tuple(v.shape) if isinstance(v, torch.Tensor) else v for v in inputs)
 
 
 def _swapped(value: Any) -> Any:
@@ -248,7 +259,7 @@ class Compiled(torch.nn.Module):
     def _once(self, inputs: list[Any], threads: int) -> list[Any]:
         assert self.network is not None
         network = self.network
-        key = (threads, *(tuple(v.shape) if isinstance(v, torch.Tensor) else v for v in inputs))
+        key = (threads, *_sizes(inputs))
         with torch.no_grad():
             workspace = self._take(key, inputs, threads)
             try:

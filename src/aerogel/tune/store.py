@@ -55,15 +55,30 @@ def mask_digest(weight: Array) -> str:
     return hashlib.sha256(str(weight.shape).encode() + np.packbits(weight.reshape(-1) != 0).tobytes()).hexdigest()
 
 
-def offered(choice: Choice, weight: Array, target: Target) -> bool:
+def offered(choice: Choice, stats: Stats, target: Target) -> bool:
     """Whether every configuration of a choice is one its method offers for this layer."""
-    stats, named = Stats.of(weight), {choice.config, *(c for c, _ in choice.tried)}
+    named = {choice.config, *(c for c, _ in choice.tried)}
     for name in {c.method for c in named}:
         if name not in METHODS or method(name).refuse(choice.conv, target, stats) is not None:
             return False
-        if not {c for c in named if c.method == name} <= set(method(name).configs(choice.conv, target, stats)):
+        missing, others = {c for c in named if c.method == name}, iter(method(name).configs(choice.conv, target, stats))
+        while missing and (config := next(others, None)) is not None:
+            missing.discard(config)
+        if missing:
             return False
     return True
+
+
+def not_offered(choices: Sequence[Choice], weights: Sequence[Array], target: Target) -> Choice | None:
+    """The first choice with a configuration that its method does not offer for its layer; layers alike are looked at once."""
+    alike = set[str]()
+    for choice, weight in zip(choices, weights, strict=True):
+        stats = Stats.of(weight)
+        named = f"{choice.conv} {choice.config} {[str(c) for c, _ in choice.tried]} {stats}"
+        if named not in alike and not offered(choice, stats, target):
+            return choice
+        alike.add(named)
+    return None
 
 
 @dataclass(frozen=True)
@@ -94,18 +109,19 @@ class Store:
         if found is None or len(found.plan.choices) != 1:
             return None
         (choice,) = found.plan.choices
-        return choice if choice.conv == conv and offered(choice, weight, self.target) else None
+        return choice if choice.conv == conv and offered(choice, Stats.of(weight), self.target) else None
 
     def near(self, conv: Conv, weight: Array, effort: str) -> tuple[Config, ...]:
         """Configurations of the same problem at the nearest density, fastest first: an order for candidates, no more."""
-        density, best = 1 - Stats.of(weight).sparsity, (NEAR, ())
+        stats = Stats.of(weight)
+        density, best = 1 - stats.sparsity, (NEAR, ())
         path, key = self._layer(conv, "", effort)
         for other in sorted(path.parent.glob("*.json"))[:64]:
             found = self._read(other, {**key, "mask": other.stem})
             if found is not None and len(found.plan.choices) == 1:
                 (choice,) = found.plan.choices
                 apart = abs(1 - choice.sparsity - density) / max(density, 1e-9)
-                if choice.conv == conv and apart < best[0] and offered(choice, weight, self.target):
+                if choice.conv == conv and apart < best[0] and offered(choice, stats, self.target):
                     best = (apart, tuple(c for c, _ in choice.tried))  # type: ignore[assignment]
         return best[1]
 
@@ -119,12 +135,7 @@ class Store:
         forms = ("graph", "contiguous", "channels_last")
         if found is None or len(found.plan.choices) != len(weights) or found.how.partition(" ")[0] not in forms:
             return None
-        alike: dict[str, bool] = {}
-        for choice, weight in zip(found.plan.choices, weights, strict=True):
-            named = f"{choice.conv} {choice.config} {[str(c) for c, _ in choice.tried]} {Stats.of(weight).nonzeros}"
-            if named not in alike:
-                alike[named] = offered(choice, weight, self.target)
-        return found if all(alike.values()) else None
+        return found if not_offered(found.plan.choices, weights, self.target) is None else None
 
     def put_model(self, key: str, plan: Plan, how: str, notes: tuple[str, ...]) -> None:
         self._write(self.folder / "models" / f"{key}.json", {**self._world, "model": key}, plan, how, notes)
