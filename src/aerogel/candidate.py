@@ -21,6 +21,35 @@ from aerogel.layout import Array, Layout
 _CONFIG = re.compile(r"([a-z_]+)(?:/((?:[a-z_]+=\d+)(?:,[a-z_]+=\d+)*))?")
 
 
+RUN, MOST, FEW = 32, 0.6, 64
+"""Filters in a run; the share of them that makes a position theirs; filters that are compared with each other."""
+
+
+def runs_of(kept: Array) -> list[Array]:
+    """Filters with nonzeros, RUN after RUN, by the number each keeps."""
+    some = np.flatnonzero(kept)
+    return [some[i : i + RUN] for i in range(0, len(some), RUN)]
+
+
+def majority(mask: Array) -> Array:
+    """How many filters keep each position, where most of them do; else 0. `mask` is filters x positions."""
+    counts = mask.view(np.uint8).sum(0, dtype=np.uint16)
+    return np.where(counts >= MOST * len(mask), counts, 0)
+
+
+def _alike(mask: Array, kept: Array) -> int:
+    """See Stats.alike; at most FEW filters and 1024 positions are looked at."""
+    some = np.flatnonzero(kept)
+    some = some[np.linspace(0, len(some) - 1, min(FEW, len(some))).astype(int)] if len(some) > 1 else some[:0]
+    seen = mask[some][:, :: max(1, mask.shape[1] // 1024)].astype(np.float32)
+    own = seen.sum(1)
+    if not own.any():
+        return 0
+    both = seen @ seen.T
+    np.fill_diagonal(both, 0)
+    return int(100 * both.max(1)[own > 0].sum() / own.sum())
+
+
 @dataclass(frozen=True)
 class Stats:
     """What is known of a layer's weights."""
@@ -29,6 +58,10 @@ class Stats:
     nonzeros: int
     empty_filters: int = 0
     longest_filter: int = 0
+    shared: int = 0
+    """Nonzeros at positions that most of a run of RUN filters keep: what tile-wise pruning leaves."""
+    alike: int = 0
+    """Percent of a filter's nonzeros that the filter most like it, of FEW looked at, keeps too; the average."""
 
     @property
     def sparsity(self) -> float:
@@ -37,8 +70,12 @@ class Stats:
 
     @staticmethod
     def of(weight: Array) -> Stats:
-        kept = np.count_nonzero(weight.reshape(weight.shape[0], -1), axis=1)
-        return Stats(weight.size, int(kept.sum()), int((kept == 0).sum()), int(kept.max(initial=0)))
+        mask = weight.reshape(weight.shape[0], -1) != 0
+        kept = np.count_nonzero(mask, axis=1)
+        runs = [majority(mask[filters]).sum() for filters in runs_of(kept)]
+        return Stats(
+            weight.size, int(kept.sum()), int((kept == 0).sum()), int(kept.max(initial=0)), int(sum(runs)), _alike(mask, kept)
+        )  # fmt: skip
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), sort_keys=True)
@@ -47,7 +84,7 @@ class Stats:
     def from_json(text: str) -> Stats:
         try:
             values = json.loads(text)
-            return Stats(**{name: int(values[name]) for name in ("weights", "nonzeros", "empty_filters", "longest_filter")})
+            return Stats(**{name: int(values[name]) for name in Stats.__annotations__})
         except (ValueError, KeyError, TypeError) as why:
             raise InvalidFile(f"not the statistics of a layer: {why}") from None
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
+from numpy.typing import NDArray
 
 from aerogel.layout import Array
 from aerogel.problem import Conv, Dtypes
@@ -67,6 +68,8 @@ def case(kind: str, seed: int, families: int = 0) -> Case:
         conv = replace(conv, dtypes=_HALF[seed % (EDGE_FAMILIES if edge else len(_HALF)) % len(_HALF)])
     weight, x, bias, residual = (_numbers(rng, shape, exact, conv) for shape in _shapes(conv))
     kept = rng.random(conv.weight_shape) < density
+    if seed % 3 == 2:
+        kept = _in_tiles(np.random.default_rng([len(KINDS), KINDS.index(kind), seed]), conv, density)
     if empty:
         kept &= (rng.random(conv.k) < 0.5)[:, None, None, None]
     weight *= kept
@@ -81,6 +84,13 @@ def case(kind: str, seed: int, families: int = 0) -> Case:
         from_float64(residual, d.output) if "add" in conv.epilogue else None,
         float(rng.random()), (border[0], border[1], border[2], border[3]),
     )  # fmt: skip
+
+
+def _in_tiles(rng: np.random.Generator, conv: Conv, density: float) -> NDArray[np.bool_]:
+    """What tile-wise pruning keeps: the same positions for a few filters, now and then another or one less."""
+    tile = int(rng.choice([2, 8, 32]))
+    kept = np.repeat(rng.random((-(-conv.k // tile), *conv.weight_shape[1:])) < density, tile, axis=0)[: conv.k]
+    return np.asarray(kept ^ (rng.random(conv.weight_shape) < rng.choice([0, 0.02])))
 
 
 def _shapes(conv: Conv) -> tuple[tuple[int, ...], ...]:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from aerogel.candidate import Stats
 from aerogel.methods import METHODS, method
 from aerogel.target import here_levels, host
 from tests.suite.cases import case
-from tests.suite.run import Expected, describe, faults
+from tests.suite.run import Expected, describe, faults, worth_it
 
 
 @dataclass
@@ -22,7 +21,13 @@ class Sweep:
     failures: list[str] = field(default_factory=list)
 
 
-FAMILIES = {("stridepack", False): 120, ("stridepack", True): 24, ("direct", True): 12}
+FAMILIES = {
+    ("stridepack", False): 120,
+    ("stridepack", True): 24,
+    ("direct", True): 12,
+    ("tilewise", True): 12,
+    ("blockgemm", True): 12,
+}
 """Where code depends on the problem's shape, or on many element types (True), so many shapes are met, each many times."""
 LIBRARY = ("dense",)
 """Methods that call a library: host ISA only, and no guard pages around what they allocate."""
@@ -44,7 +49,7 @@ def sweep(
         expected = Expected(one)
         for level in levels if isa is None else (isa,):
             target = replace(host().lower(level), threads=max(1 + seed % 3, *threads) if len(threads) > 1 else 1 + seed % 3)
-            if module.refuse(one.conv, target, Stats.of(one.weight)) is not None:
+            if module.refuse(one.conv, target, worth_it(one.weight)) is not None:
                 done.refused += 1
                 continue
             done.ran += 1

@@ -84,12 +84,12 @@ def emit(code: RowsCode) -> str:
     module = ir.Module(name=str(code))
     e = Emit.start(module, ENTRY, [PTR, I64, I64])
     block, thread, threads = e.function.args
-    _Rows(code, e, e.slots(block, ARGUMENTS, POINTERS), module).units(thread, threads)
+    Rows(code, e, e.slots(block, ARGUMENTS, POINTERS), module).units(thread, threads)
     e.b.ret_void()
     return str(module)
 
 
-class _Rows(Sums):
+class Rows(Sums):
     """The loops of one kernel."""
 
     def __init__(self, code: RowsCode, e: Emit, a: dict[str, Value], module: Value) -> None:
@@ -128,7 +128,7 @@ class _Rows(Sums):
         live = [self.lanes_of(a["live"], b.add(first_vector, I64(i))) for i in range(self.code.vectors)]
 
         def channels(step: Value, _: list[Value]) -> None:
-            opening = b.icmp_signed("==", step, I64(0))
+            opening = self.opening(step)
             closing = b.icmp_signed("==", step, b.sub(a["channel_blocks"], I64(1)))
             begin = b.add(base, b.mul(step, count))
 
@@ -153,6 +153,10 @@ class _Rows(Sums):
             e.loop(begin, b.add(begin, count), one)
 
         e.loop(I64(0), a["channel_blocks"], channels)
+
+    def opening(self, step: Value) -> Value:
+        """Whether a block of channels finds no sums yet."""
+        return self.b.icmp_signed("==", step, I64(0))
 
     def fetch(self, j: Value, shift: Value) -> None:
         """Ask for the output lines of a coming row: planes lie far apart, so no hardware prefetcher sees them coming."""

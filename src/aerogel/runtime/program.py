@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from aerogel.candidate import Config, Kernel, Packed
 from aerogel.graph import Graph, Node
 from aerogel.layout import Array, Layout, Shape
-from aerogel.methods import method
+from aerogel.methods import METHODS, method
 from aerogel.problem import Conv
 from aerogel.runtime import features, pooling
 from aerogel.runtime.arena import Touch, place
@@ -22,7 +22,7 @@ from aerogel.runtime.stays import Kinds, casts, image_shape, problem, staying
 from aerogel.runtime.views import concatenated, cuts, homes, root
 from aerogel.target import Target
 
-NATIVE = ("direct", "stridepack")
+NATIVE = tuple(name for name in METHODS if name != "dense")
 VECTOR = 16
 """Elements of the widest f32 vector."""
 
