@@ -169,13 +169,14 @@ def _rotating(
 def group_layers(
     graph: Graph, shapes: Mapping[str, tuple[int, ...]], weights: Mapping[str, Array]
 ) -> list[list[tuple[Node, Conv]]]:
-    """Layers with the same problem and, to a percent, the same sparsity are timed once."""
-    groups: dict[tuple[str, float], list[tuple[Node, Conv]]] = {}
+    """Layers with the same problem and, to a percent, the same sparsity are timed once; those pruned tile-wise apart."""
+    groups: dict[tuple[str, float, float], list[tuple[Node, Conv]]] = {}
     for node in graph.nodes:
         if node.conv is not None:
             conv = problem(node, shapes)
-            density = 1 - Stats.of(weights[node.conv_inputs()[1]]).sparsity
-            groups.setdefault((str(conv), round(density, 2)), []).append((node, conv))
+            stats = Stats.of(weights[node.conv_inputs()[1]])
+            tiled = stats.shared / max(1, stats.nonzeros)
+            groups.setdefault((str(conv), round(1 - stats.sparsity, 2), round(tiled, 1)), []).append((node, conv))
     return list(groups.values())
 
 
@@ -230,6 +231,8 @@ def pitched(choices: list[Choice], times: list[dict[str, list[float]]]) -> list[
     ]
 
 
+BY_RULE = ("tilewise", "direct", "stridepack")
+"""Whom the rule asks first."""
 RULE = 0.7
 """Without timing, a sparse method takes a layer from this share of zeros on: below it dense usually wins."""
 
@@ -237,7 +240,7 @@ RULE = 0.7
 def rule(conv: Conv, weight: Array, target: Target, names: Iterable[str]) -> Choice:
     """A choice by rule of thumb, for tune="off": no timing, and explain says so."""
     stats = Stats.of(weight)
-    for name in NATIVE:
+    for name in BY_RULE:
         module = method(name)
         if name in names and stats.sparsity >= RULE and module.refuse(conv, target, stats) is None:
             return Choice("", "", conv, next(module.configs(conv, target, stats)), stats.sparsity, "by rule, not timed")

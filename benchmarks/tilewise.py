@@ -1,0 +1,145 @@
+"""Tile-wise sparsity on the shapes of real networks: `tilewise` beside the fastest dense convolution, layer by layer.
+
+    python benchmarks/tilewise.py --json tilewise.json     needs the pattern files for their shapes; OpenVINO if installed
+
+Weights are seeded and pruned as `aerogel.prune(pattern="tilewise")` does (TW-2D, 75 %). Dense is the fastest of torch's layouts and
+OpenVINO; ours is the fastest of a few configurations, timed in the same rounds. A network's chosen layers are those where tile-wise
+wins most, down to 70 % of its dense convolution time; `ratio` is summed over those, `all` over every layer. There is no form for
+AMX yet, so bf16 has no figure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import replace
+from datetime import date
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from aerogel.candidate import Stats
+from aerogel.methods import dense, direct, tilewise
+from aerogel.problem import Conv
+from aerogel.pruning.masks import masks
+from aerogel.target import Target, host
+from aerogel.tune.measure import interleaved
+from aerogel.tune.search import candidate
+from benchmarks.opponents import prepare
+from benchmarks.patterns import distinct, load
+
+CHOSEN = 0.7
+"""The share of the dense time that the chosen layers hold."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--patterns", type=Path, default=Path(__file__).parents[2] / "shared" / "patterns")
+    parser.add_argument("--networks", default="resnet50-90,vgg19-92", help="pattern files whose shapes are used")
+    parser.add_argument("--sparsity", type=float, default=0.75)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--configs", type=int, default=6)
+    parser.add_argument("--only", type=int, help="so many layers of each network, for a quick look")
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    target = replace(host(), threads=1)
+    result: dict[str, Any] = {"target": str(target), "sparsity": given.sparsity, "date": date.today().isoformat(), "networks": {}}
+    for name in given.networks.split(","):
+        layers = distinct(load(given.patterns / f"{name}.npz"))[: given.only]
+        rows = [
+            measure(layer.conv, count, target, given)
+            for layer, count in track(layers, name.partition("-")[0], console=Console(stderr=True))
+        ]
+        result["networks"][name.partition("-")[0]] = summed(rows)
+    held = [r for network in result["networks"].values() for r in network["layers"]]
+    chosen = [r for r in held if r["chosen"]]
+    result["ratio"] = {"fp32": _over(chosen)}
+    result["all"] = {"fp32": _over(held)}
+    show(result)
+    if given.json:
+        given.json.write_text(json.dumps(result, indent=1))
+
+
+def measure(conv: Conv, count: int, target: Target, given: argparse.Namespace) -> dict[str, Any]:
+    """Medians of one layer in all forms."""
+    rng = np.random.default_rng(0)
+    weight = rng.standard_normal(conv.weight_shape).astype(np.float32)
+    weight *= masks({"": torch.from_numpy(np.abs(weight))}, {"": given.sparsity}, "tilewise")[""].numpy()
+    x, bias = rng.standard_normal(conv.x_shape).astype(np.float32), rng.standard_normal(conv.k).astype(np.float32)
+    stats = Stats.of(weight)
+    configs = [*islice(tilewise.configs(conv, target, stats), given.configs), *islice(direct.configs(conv, target, stats), 2)]
+    configs += dense.configs(conv, target, stats)
+    calls = [candidate(conv, config, weight, x, bias, target) for config in configs]
+    names = [config.method for config in configs]
+    others, absent = prepare(["openvino"], _module(conv, weight, bias), ((torch.from_numpy(x),), {}), 1)
+    with torch.inference_mode():
+        times = interleaved([*calls, *others.values()], given.rounds)
+    best: dict[str, float] = {}
+    for name, spent in zip([*names, *others], times, strict=True):
+        best[name] = min(best.get(name, np.inf), float(np.median(spent)))
+    fastest = min(("dense", *others), key=lambda n: best[n])
+    ours = {f"{n}_us": best[n] for n in ("tilewise", "direct")}
+    return {
+        "conv": str(conv),
+        "count": count,
+        "dense": fastest,
+        "dense_us": best[fastest],
+        **ours,
+        "absent": absent,
+        "chosen": False,
+    }
+
+
+def _module(conv: Conv, weight: Any, bias: Any) -> torch.nn.Module:
+    layer = torch.nn.Conv2d(conv.c, conv.k, (conv.r, conv.s), conv.stride, (conv.pad[0], conv.pad[1]), groups=conv.groups)
+    assert layer.bias is not None
+    with torch.no_grad():
+        layer.weight.copy_(torch.from_numpy(weight))
+        layer.bias.copy_(torch.from_numpy(bias))
+    return torch.nn.Sequential(layer, torch.nn.ReLU()).eval()
+
+
+def summed(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """A network's layers with the chosen ones marked."""
+    total, held = sum(r["count"] * r["dense_us"] for r in rows), 0.0
+    for row in sorted(rows, key=lambda r: -r["dense_us"] / r["tilewise_us"]):
+        if held < CHOSEN * total:
+            row["chosen"] = True
+            held += row["count"] * row["dense_us"]
+    chosen = [r for r in rows if r["chosen"]]
+    return {"ratio": _over(chosen), "share": held / total, "all": _over(rows), "layers": rows}
+
+
+def _over(rows: list[dict[str, Any]]) -> float:
+    dense, ours = (sum(float(r["count"] * r[name]) for r in rows) for name in ("dense_us", "tilewise_us"))
+    return dense / ours
+
+
+def show(result: dict[str, Any]) -> None:
+    for name, network in result["networks"].items():
+        table = Table(title=f"{name}: tile-wise at {result['sparsity']:.0%} beside the fastest dense ({result['target']})")
+        for heading in ("layer", "times", "dense us", "by", "tilewise us", "direct us", "ratio", "chosen"):
+            table.add_column(heading, justify="left" if heading in ("layer", "by") else "right", no_wrap=True)
+        for r in network["layers"]:
+            figures = (f"{r['dense_us']:.0f}", r["dense"], f"{r['tilewise_us']:.0f}", f"{r['direct_us']:.0f}")
+            table.add_row(
+                r["conv"], str(r["count"]), *figures, f"{r['dense_us'] / r['tilewise_us']:.2f}x", "yes" if r["chosen"] else ""
+            )  # fmt: skip
+        Console(width=140).print(table)
+        share = f"{network['share']:.0%} of dense time"
+        print(f"{name}: {network['ratio']:.2f}x over the chosen layers ({share}), {network['all']:.2f}x over all")
+    print(f"fp32: {result['ratio']['fp32']:.2f}x over the chosen layers, {result['all']['fp32']:.2f}x over all")
+
+
+if __name__ == "__main__":
+    main()
