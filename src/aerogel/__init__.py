@@ -8,18 +8,26 @@ from typing import TYPE_CHECKING, Any
 from aerogel.errors import AerogelError, InvalidFile, PlanMismatch, ShapeError, UnsupportedModel
 
 if TYPE_CHECKING:
+    from aerogel.advise import Advice as Advice
+    from aerogel.advise import advise as advise
     from aerogel.compiler import compile as compile
     from aerogel.pruning.prune import finalize as finalize
     from aerogel.pruning.prune import prune as prune
     from aerogel.pruning.schedule import Schedule as Schedule
     from aerogel.report.explain import Report as Report
     from aerogel.report.explain import explain as explain
+    from aerogel.reprune import Repruned as Repruned
+    from aerogel.reprune import reprune as reprune
     from aerogel.runtime.module import Compiled as Compiled
     from aerogel.saved import load as load
     from aerogel.saved import save as save
 
 __version__ = "0.1.0"
 _LATER = {
+    "advise": "aerogel.advise",
+    "Advice": "aerogel.advise",
+    "reprune": "aerogel.reprune",
+    "Repruned": "aerogel.reprune",
     "compile": "aerogel.compiler",
     "Compiled": "aerogel.runtime.module",
     "explain": "aerogel.report.explain",
@@ -31,8 +39,8 @@ _LATER = {
     "Schedule": "aerogel.pruning.schedule",
 }
 __all__ = [
-    "AerogelError", "Compiled", "InvalidFile", "PlanMismatch", "Report", "Schedule", "ShapeError", "UnsupportedModel",
-    "__version__", "compile", "explain", "finalize", "load", "prune", "save",
+    "Advice", "AerogelError", "Compiled", "InvalidFile", "PlanMismatch", "Report", "Repruned", "Schedule", "ShapeError",
+    "UnsupportedModel", "__version__", "advise", "compile", "explain", "finalize", "load", "prune", "reprune", "save",
 ]  # fmt: skip
 
 

@@ -83,9 +83,9 @@ def compile(
     if isinstance(model, Compiled):
         model = model.original
     model = as_weights(model)
-    with _progress(progress) as advance:
+    with progress_line(progress) as advance:
         try:
-            network, notes = _read(model, call, dynamic_shapes, advance)
+            network, notes = read(model, call, dynamic_shapes, advance)
         except UnsupportedModel as why:
             if plan is not None:
                 raise
@@ -122,7 +122,7 @@ def target() -> Target:
     return replace(host(), threads=pool.threads())
 
 
-def _read(model: Any, call: Call, dynamic_shapes: Any, advance: Advance) -> tuple[Network, tuple[str, ...]]:
+def read(model: Any, call: Call, dynamic_shapes: Any, advance: Advance = lambda _: None) -> tuple[Network, tuple[str, ...]]:
     """Capture and fuse. Raises UnsupportedModel where the model does not export."""
     advance("reading the model")
     return fused(model.captured if isinstance(model, GraphModel) else capture(model, call[0], call[1], dynamic_shapes))
@@ -140,13 +140,13 @@ def fused(captured: Captured) -> tuple[Network, tuple[str, ...]]:
 
 def _from_onnx(path: str | Path, call: Call, shapes: Mapping[str, tuple[int, ...]], options: dict[str, Any]) -> Compiled:
     """An ONNX file, compiled as a module that is only its graph. Where onnxruntime is installed its time is said first."""
-    from aerogel.capture.onnx import read
+    from aerogel.capture.onnx import read as read_file
 
     if call[1]:
         raise AerogelError("the inputs of an ONNX file have an order: give them as args, or their sizes as shapes={name: sizes}")
-    with _progress(options["progress"]) as advance:
+    with progress_line(options["progress"]) as advance:
         advance("reading the file")
-        captured = read(path, shapes, [tuple(a.shape) for a in call[0]])
+        captured = read_file(path, shapes, [tuple(a.shape) for a in call[0]])
     model, call = GraphModel(captured, captured.constants), call if call[0] else captured.filled()
     try:
         fast = compile(model, *call, **options)
@@ -155,7 +155,7 @@ def _from_onnx(path: str | Path, call: Call, shapes: Mapping[str, tuple[int, ...
     session = None if options["tune"] == "off" or options["plan"] else foreign.whole(path, fast.input_names, call[0])
     if session is None:
         return fast
-    with _progress(options["progress"]) as advance:
+    with progress_line(options["progress"]) as advance:
         advance("timing onnxruntime")
         theirs, ours = (sorted(t)[len(t) // 2] for t in interleaved([session, runner(fast, call, "contiguous")], ROUNDS))
     advice = "aerogel is faster" if ours < theirs else "keep onnxruntime"
@@ -242,7 +242,7 @@ def _parts(model: Any, call: Call, why: str, asked: Asked, advance: Advance) -> 
             try:
                 if full not in fed:
                     raise UnsupportedModel("the example never calls it")
-                network, left = _read(child, fed[full], None, advance)
+                network, left = read(child, fed[full], None, advance)
                 network, own, said = tuned(network, fed[full], fed_asked, advance)
                 part = Compiled(child, network, own, "graph", (*left, *said))
             except UnsupportedModel as reason:
@@ -269,7 +269,7 @@ def _fixed(network: Network) -> list[tuple[str, str]]:
     return found
 
 
-def _progress(wanted: bool | None) -> AbstractContextManager[Advance]:
+def progress_line(wanted: bool | None) -> AbstractContextManager[Advance]:
     """A line on the terminal that says what is being done; nothing where there is no terminal, unless asked for."""
     from rich.console import Console
 

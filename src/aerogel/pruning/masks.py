@@ -56,10 +56,23 @@ def least(units: Mapping[str, tuple[Tensor, Tensor]], shares: Shares) -> dict[st
 
 
 def _least(score: Tensor, size: Tensor, share: float) -> Tensor:
+    if (size == 1).all():
+        return _smallest(score, int(share * size.numel() + 1e-6))
     order = torch.argsort(score.reshape(-1), stable=True)
     gone = torch.cumsum(size.reshape(-1)[order], 0) <= share * float(size.sum()) + 1e-6
     kept = torch.ones(score.numel(), dtype=torch.bool)
     kept[order[gone]] = False
+    return kept.reshape(score.shape)
+
+
+def _smallest(score: Tensor, count: int) -> Tensor:
+    """What is left without the `count` smallest, of equal ones the first: as sorting would give it, in linear time."""
+    flat = score.reshape(-1)
+    kept = torch.ones(flat.numel(), dtype=torch.bool)
+    if count:
+        edge = flat.kthvalue(count).values
+        kept = flat >= edge
+        kept[(flat == edge).nonzero().flatten()[: count - int((~kept).sum())]] = False
     return kept.reshape(score.shape)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,13 @@ from aerogel.pruning.masks import Shares, masks
 
 LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
 SCOPES, SCORES = ("uniform", "global", "erk"), ("magnitude", "taylor")
+
+
+class Recipe(Protocol):
+    """What advise() gives: for each layer a pattern and a share of zeros."""
+
+    @property
+    def recipe(self) -> Mapping[str, tuple[str, float]]: ...
 
 
 class Mask(nn.Module):
@@ -36,7 +43,7 @@ class Mask(nn.Module):
 
 def prune(
     model: nn.Module,
-    sparsity: float | Mapping[str, float],
+    sparsity: float | Mapping[str, float] | Recipe,
     *,
     pattern: str = "unstructured",
     scope: str = "uniform",
@@ -46,11 +53,17 @@ def prune(
     """Mask the least important weights of every convolution and Linear, in place; the model is returned.
 
     `sparsity` is the share of zeros, of each layer (`scope` "uniform"), of all together ("global") or spread so that larger layers
-    lose more ("erk"); or {layer: share}, and layers not named keep what they have. `pattern` is "unstructured", "NxM" (blocks of N
-    filters x M input positions), "tilewise" (TW-2D), "tw1d" or "tew". `score` is "magnitude" or "taylor" (|weight x gradient|: call
-    backward() first). `exclude` names layers to leave alone. What is zero already is the least important, so calling again with
-    more only adds zeros. Train on as you like: masks hold. finalize() makes them part of the weights; compile() does not need it.
+    lose more ("erk"); or {layer: share}, and layers not named keep what they have; or what advise() gave for a speedup. `pattern`
+    is "unstructured", "NxM" (blocks of N filters x M input positions), "tilewise" (TW-2D), "tw1d" or "tew". `score` is "magnitude"
+    or "taylor" (|weight x gradient|: call backward() first). `exclude` names layers to leave alone. What is zero already is least
+    important, so calling again with more only adds zeros. Train on as you like: masks hold. finalize() makes them part of the
+    weights; compile() does not need it.
     """
+    if not isinstance(sparsity, int | float | Mapping):
+        for kind in sorted({kind for kind, _ in sparsity.recipe.values()}):
+            shares = {layer: share for layer, (own, share) in sparsity.recipe.items() if own == kind}
+            prune(model, shares, pattern=kind, score=score, exclude=exclude)
+        return model
     if scope not in SCOPES or score not in SCORES:
         raise AerogelError(f"scope is one of {', '.join(SCOPES)}, score one of {', '.join(SCORES)}; not '{scope}' and '{score}'")
     found = dict(prunable(model))
@@ -63,8 +76,8 @@ def prune(
         raise AerogelError(f"sparsity is a share of zeros from 0 to less than 1, not {sparsity}")
     with torch.no_grad():
         scores = {name: _score(name, module, score) for name, module in wanted.items()}
-        shares: Shares = sparsity if isinstance(sparsity, Mapping) else _shares(scores, sparsity, scope)
-        for name, kept in masks(scores, shares, pattern).items():
+        wanted_shares: Shares = sparsity if isinstance(sparsity, Mapping) else _shares(scores, sparsity, scope)
+        for name, kept in masks(scores, wanted_shares, pattern).items():
             held = attached(wanted[name])
             held.mask.copy_(kept & held.mask)
     return model

@@ -103,6 +103,14 @@ def time_layer(
     return Choice("", "", conv, configs[best], stats.sparsity, "", tuple((configs[i], timings[i]) for i in order), tuple(refused))
 
 
+def medians(pairs: Sequence[tuple[Array, Config]], conv: Conv, target: Target, rounds: int) -> list[float]:
+    """Microseconds of one problem with several weights, each in a configuration of its own, in the same rounds."""
+    rng = np.random.default_rng(0)
+    x, bias = rng.standard_normal(conv.x_shape).astype(np.float32), rng.standard_normal(conv.k).astype(np.float32)
+    calls = [candidate(conv, config, weight, x, bias, target) for weight, config in pairs]
+    return [float(np.median(t)) for t in interleaved(calls, rounds)]
+
+
 def worth(methods: Sequence[str], us: Sequence[float]) -> list[int]:
     """Which candidates, by their methods and first times, are timed on: those near the best of their method, and of a method that
     is far behind only its best, so that explain has a time for it."""
