@@ -180,9 +180,8 @@ def plot(result: dict[str, Any], path: Path) -> None:
 
     _, ax = pyplot.subplots(figsize=(6, 4), layout="constrained")
     for name, right in result["accuracy"].items():
-        ax.scatter(result["speedup"][name], 100 * right)
-        ax.annotate(f" {name}", (result["speedup"][name], 100 * right))
-    ax.margins(x=0.15)
+        ax.scatter(result["speedup"][name], 100 * right, label=f"{name} ({result['zeros'][name]:.0%} zeros)", s=60)
+    ax.legend()
     ax.set(
         xlabel="speedup over torch, one image, one thread",
         ylabel="accuracy, %",

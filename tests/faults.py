@@ -47,6 +47,7 @@ class Fault:
 
 ROWS, TILES, SUMS = "codegen/rows.py", "codegen/tiles.py", "codegen/sums.py"
 EPILOGUE, EMIT, STRIDEPACK = "codegen/epilogue.py", "codegen/emit.py", "methods/stridepack.py"
+BLOCKS, TILED = "codegen/blocks.py", "codegen/tiled.py"
 DIRECT, FLAT, LAYOUT, REFERENCE = "methods/direct.py", "codegen/flat.py", "layout.py", "reference.py"
 
 FAULTS = (
@@ -105,6 +106,21 @@ FAULTS = (
     Fault(STRIDEPACK, "(channel % stage * _tile_rows(conv, rows) + i * conv.dilation[0])", "(channel % stage * _tile_rows(conv, rows) + i)", "rows of the tile forget their dilation"),
     Fault(STRIDEPACK, "return max(0, reach - reads.plane(*conv.size)), max(0, over)", "return max(0, reach - reads.plane(*conv.size) - 16), max(0, over)", "a tile's slack is a vector short"),
     Fault(STRIDEPACK, "work[least] += lengths[k] + 4", "work[least] += 1", "filters are dealt by number, not by work", "tests/test_stridepack.py"),
+    Fault(BLOCKS, "return ir.IntType(1)(0)", "return super().opening(step)", "what the tiles summed is lost"),
+    Fault(BLOCKS, 'done = b.mul(i, a["stage_rows"])', "done = I64(0)", "every stage is the first"),
+    Fault(BLOCKS, 'b.select(b.icmp_signed("<", rest, a["stage_rows"]), rest, a["stage_rows"])', 'a["stage_rows"]', "the last stage reads positions that are not there"),
+    Fault(BLOCKS, "b.mul(b.sub(p, panel), count)", "b.mul(p, count)", "panels read the values of another tile"),
+    Fault(BLOCKS, "b.add(first, i)))", "first))", "every window of a stage is its first"),
+    Fault(BLOCKS, "loads[v], acc[f * width + v]])", "loads[0], acc[f * width + v]])", "every vector of a panel is its first"),
+    Fault(TILED, 'np.where(a["member"] < 0, widest, slot)', "slot", "sums of nobody are written before the first filter's"),
+    Fault(TILED, "config[\"rows\"] * code.width", "(config[\"rows\"] - 1) * code.width", "the stage is a row short"),
+    Fault(TILED, "rest[np.ix_(filters, positions)] = 0", "pass", "weights of tiles are rows as well"),
+    Fault(TILED, "first = filters.astype(np.int64) // (conv.k // conv.groups)", "first = filters.astype(np.int64) * 0", "tiles all read the first group's channels"),
+    Fault("candidate.py", "np.flatnonzero(4 * kept > kept.max(initial=0))", "np.flatnonzero(kept)", "filters that TEW dropped hide the tiles", "tests/test_tiled.py"),
+    Fault("pruning/masks.py", "kept = flat >= edge", "kept = flat > edge", "equal weights all go", "tests/test_pruning.py"),
+    Fault("repruning.py", "order = left[np.argsort(size[left], kind=\"stable\")]", "order = left[np.argsort(-size[left], kind=\"stable\")]", "the heaviest leftovers go first", "tests/test_advise.py"),
+    Fault("advice.py", "gain > best", "gain < best", "a recipe prunes where it gains least", "tests/test_advise.py"),
+    Fault("runtime/module.py", "known[0] != _sizes(inputs)", "False", "sizes of another call are taken", "tests/test_module.py"),
     Fault(LAYOUT, "zeros = max(self.front, bottom * self.pitch + right, self.pitch - w)", "zeros = max(self.border[0] * self.pitch, bottom * self.pitch, self.pitch - w)", "planes overlap their side borders"),
     Fault(LAYOUT, "return _up(self.border[0] * self.pitch + self.border[1], self.line)", "return self.border[0] * self.pitch // self.line * self.line", "the front is too short"),
     Fault(LAYOUT, "part = padded[:, :, i::u, j::v]", "part = padded[:, :, j::u, i::v]", "phases are transposed"),
@@ -182,7 +198,7 @@ def run(fault: Fault) -> str | None:
             command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", "--quick", fault.caught_by]
             done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, timeout=300)
             return fault.caught_by if done.returncode == 1 or done.returncode < 0 else None
-        method = "stridepack" if fault.file in (TILES, STRIDEPACK) else "direct"
+        method = "stridepack" if fault.file in (TILES, STRIDEPACK) else "tilewise" if fault.file in (BLOCKS, TILED) else "direct"
         for kind, count, threads in SWEEPS:
             command = [
                 sys.executable,

@@ -35,7 +35,7 @@ def test_doctor_speaks_in_sentences() -> None:
 
 
 def test_help_and_version() -> None:
-    for verb in ([], ["doctor"], ["methods"], ["compile"], ["bench"], ["explain"]):
+    for verb in ([], ["doctor"], ["methods"], ["compile"], ["bench"], ["explain"], ["advise"], ["prune"]):
         result = run(app, [*verb, "--help"])
         assert result.exit_code == 0
         assert not verb or verb[0] in ("doctor", "methods") or "Example:" in result.stdout
@@ -183,3 +183,53 @@ def test_a_hostile_pt2(built: str, tmp_path: Path) -> None:
         assert trusted.exit_code in (0, 1)
         assert trusted.exception is None or isinstance(trusted.exception, SystemExit), f"{name}: {trusted.exception!r}"
         assert trusted.exit_code == 0 or "cannot be read" in trusted.stderr, trusted.stderr
+
+
+def test_advise_measures_and_draws(built: str, tmp_path: Path) -> None:
+    asked = [
+        "advise",
+        built,
+        "--shape",
+        "x=1x3x20x20",
+        "--sparsities",
+        "0.8,0.95",
+        "--patterns",
+        "unstructured",
+        "--speedup",
+        "1.01",
+    ]
+    result = run(app, [*asked, "--plot", str(tmp_path / "advice.png"), "--json"])
+    assert result.exit_code == 0, result.output
+    said = json.loads(result.stdout)
+    assert set(said["model_us"]) == {"unstructured@0.8", "unstructured@0.95"}
+    assert [layer["layer"] for layer in said["layers"]] == ["0", "2"]
+    assert (tmp_path / "advice.png").read_bytes()[:4] == b"\x89PNG"
+    assert run(app, ["advise", built, "--shape", "x=1x3x20x20", "--sparsities", "most"]).exit_code == 2
+
+
+def test_prune_writes_weights_that_compile_reads(built: str, tmp_path: Path) -> None:
+    out = tmp_path / "pruned.safetensors"
+    result = run(
+        app, ["prune", built, "-o", str(out), "--shape", "x=1x3x20x20", "--sparsity", "0.75", "--pattern", "4x1", "--json"]
+    )
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["zeros"] == pytest.approx(0.75, abs=0.02)
+    compiled = ["compile", built, "--weights", str(out), "--shape", "x=1x3x20x20", "--tune", "off", "-o", str(tmp_path / "m.aero")]
+    assert run(app, compiled).exit_code == 0
+    assert run(app, ["prune", built, "-o", "pruned.txt", "--shape", "x=1x3x20x20"]).exit_code == 1
+
+
+def test_prune_writes_an_onnx_file(tmp_path: Path) -> None:
+    onnx, helper = pytest.importorskip("onnx"), pytest.importorskip("onnx.helper")
+    weight = np.random.default_rng(0).standard_normal((8, 4, 3, 3)).astype(np.float32)
+    graph = helper.make_graph(
+        [helper.make_node("Conv", ["x", "w"], ["y"])], "g",
+        [helper.make_tensor_value_info("x", 1, [1, 4, 8, 8])], [helper.make_tensor_value_info("y", 1, [1, 8, 6, 6])],
+        [onnx.numpy_helper.from_array(weight, "w")],
+    )  # fmt: skip
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)]), str(tmp_path / "m.onnx"))
+    result = run(app, ["prune", str(tmp_path / "m.onnx"), "-o", str(tmp_path / "p.onnx"), "--sparsity", "0.5"])
+    assert result.exit_code == 0, result.output
+    kept = onnx.numpy_helper.to_array(onnx.load(str(tmp_path / "p.onnx")).graph.initializer[0])
+    assert np.count_nonzero(kept) == weight.size // 2
+    assert np.array_equal(kept[kept != 0], weight[kept != 0])

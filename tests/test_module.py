@@ -38,6 +38,15 @@ def test_whatever_the_arena_held_changes_nothing(small: Any) -> None:
         assert torch.equal(fast(x), wanted)
 
 
+def test_every_size_has_a_program_of_its_own(small: Any) -> None:
+    """Answers would be right without: torch takes a call that a program does not fit."""
+    _, fast, _ = small
+    for width in (64, 80, 96):
+        fast(torch.randn(1, 3, 64, width))
+    for key, program in fast._programs.items():
+        assert program.shapes[fast.input_names[0]] == key[1]
+
+
 def test_many_threads_on_one_module(small: Any) -> None:
     _, fast, _ = small
     inputs = [torch.randn(1 + i % 3, 3, 64, 64 + 16 * (i % 2)) for i in range(16)]

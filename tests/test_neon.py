@@ -12,14 +12,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from aerogel.candidate import POINTERS, Kernel, Stats
-from aerogel.codegen import llvm, rows, tiles
+from aerogel.candidate import POINTERS, Kernel
+from aerogel.codegen import blocks, llvm, rows, tiles
 from aerogel.layout import NUMPY, Array
 from aerogel.methods import method
 from aerogel.problem import Dtypes
 from aerogel.target import Target
 from tests.suite.cases import _EXACT, _HALF, _REAL, Case, case
-from tests.suite.run import Expected
+from tests.suite.run import Expected, worth_it
 from tests.suite.sweep import native
 
 NEON = Target("neon", ("fp16",), threads=2)
@@ -34,6 +34,8 @@ def test_every_kernel_has_a_neon_form(dtypes: Dtypes) -> None:
         if vectors == 7:
             texts.append(rows.emit(rows.RowsCode("neon", dtypes, vectors, steps, (0, 1, 3))))
             texts.append(tiles.emit(tiles.TilesCode("neon", dtypes, vectors, 1, 3, 2, 1, 2, steps)))
+            if dtypes.accumulator == "f32":
+                texts.append(blocks.emit(blocks.BlocksCode("neon", dtypes, 4, steps, width=2, filters=8)))
         for text in texts:
             made = llvm.object_code(text, "neon", half=dtypes.accumulator == "f16")
             assert made[:4] == b"\x7fELF"
@@ -44,7 +46,7 @@ def test_every_kernel_has_a_neon_form(dtypes: Dtypes) -> None:
 @pytest.mark.parametrize(("name", "kind", "seed"), list(product(native(), ("exact", "real", "half"), range(12))))
 def test_a_sample_runs_right_under_qemu(name: str, kind: str, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one = case(kind, seed)
-    if method(name).refuse(one.conv, NEON, Stats.of(one.weight)):
+    if method(name).refuse(one.conv, NEON, worth_it(one.weight)):
         pytest.skip("refused")
     emitted: list[Callable[[], str]] = []
 
@@ -53,7 +55,7 @@ def test_a_sample_runs_right_under_qemu(name: str, kind: str, seed: int, tmp_pat
         return 1
 
     monkeypatch.setattr(llvm, "function", capture)
-    kernel, entry = _kernel(name, one), {"direct": rows.ENTRY, "stridepack": tiles.ENTRY}[name]
+    kernel, entry = _kernel(name, one), {"direct": rows.ENTRY, "stridepack": tiles.ENTRY}.get(name, blocks.ENTRY)
     code = llvm.object_code(emitted[0](), "neon", half=one.conv.dtypes.accumulator == "f16")
     (tmp_path / "rows.o").write_bytes(code)
     harness = Path(__file__).parent / "neon_harness.c"
@@ -76,7 +78,7 @@ def test_a_sample_runs_right_under_qemu(name: str, kind: str, seed: int, tmp_pat
 
 def _kernel(name: str, one: Case) -> Kernel:
     module = method(name)
-    points = list(module.configs(one.conv, NEON, Stats.of(one.weight)))
+    points = list(module.configs(one.conv, NEON, worth_it(one.weight)))
     config = points[int(one.pick * len(points))]
     reads, writes = module.layouts(one.conv, config, NEON, one.border)
     (kernel,) = module.build(module.pack(one.weight, one.conv, config), one.conv, config, NEON, reads, writes)

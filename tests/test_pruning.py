@@ -228,3 +228,8 @@ def test_two_ranks_keep_the_same_masks(tmp_path: Path) -> None:
         capture_output=True, text=True, timeout=200, cwd=root,
     )  # fmt: skip
     assert ran.stdout.strip().endswith("alike"), ran.stdout[-1000:] + ran.stderr[-3000:]
+
+
+def test_of_equal_weights_the_first_go_and_no_more_than_asked() -> None:
+    kept = masks({"": torch.ones(4, 10)}, {"": 0.3}, "unstructured")[""]
+    assert kept.flatten().tolist() == [False] * 12 + [True] * 28

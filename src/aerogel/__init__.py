@@ -8,26 +8,26 @@ from typing import TYPE_CHECKING, Any
 from aerogel.errors import AerogelError, InvalidFile, PlanMismatch, ShapeError, UnsupportedModel
 
 if TYPE_CHECKING:
-    from aerogel.advise import Advice as Advice
-    from aerogel.advise import advise as advise
+    from aerogel.advice import Advice as Advice
+    from aerogel.advice import advise as advise
     from aerogel.compiler import compile as compile
     from aerogel.pruning.prune import finalize as finalize
     from aerogel.pruning.prune import prune as prune
     from aerogel.pruning.schedule import Schedule as Schedule
     from aerogel.report.explain import Report as Report
     from aerogel.report.explain import explain as explain
-    from aerogel.reprune import Repruned as Repruned
-    from aerogel.reprune import reprune as reprune
+    from aerogel.repruning import Repruned as Repruned
+    from aerogel.repruning import reprune as reprune
     from aerogel.runtime.module import Compiled as Compiled
     from aerogel.saved import load as load
     from aerogel.saved import save as save
 
 __version__ = "0.1.0"
 _LATER = {
-    "advise": "aerogel.advise",
-    "Advice": "aerogel.advise",
-    "reprune": "aerogel.reprune",
-    "Repruned": "aerogel.reprune",
+    "advise": "aerogel.advice",
+    "Advice": "aerogel.advice",
+    "reprune": "aerogel.repruning",
+    "Repruned": "aerogel.repruning",
     "compile": "aerogel.compiler",
     "Compiled": "aerogel.runtime.module",
     "explain": "aerogel.report.explain",

@@ -26,8 +26,8 @@ RUN, MOST, FEW = 32, 0.6, 64
 
 
 def runs_of(kept: Array) -> list[Array]:
-    """Filters with nonzeros, RUN after RUN, by the number each keeps."""
-    some = np.flatnonzero(kept)
+    """Filters with more than a few nonzeros, RUN after RUN, by the number each keeps: TEW gives dropped filters a few back."""
+    some = np.flatnonzero(4 * kept > kept.max(initial=0))
     return [some[i : i + RUN] for i in range(0, len(some), RUN)]
 
 

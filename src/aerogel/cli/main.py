@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +11,8 @@ from rich.console import Console
 from rich.table import Table
 
 from aerogel import __version__
-from aerogel.errors import AerogelError
+from aerogel.cli import pruning
+from aerogel.cli.options import Batch, Dtype, Json, Model, Quiet, Shapes, Sparsity, Stored, Threads, Trust, Tune, Weights, in_words
 
 app = typer.Typer(
     name="aerogel",
@@ -21,21 +20,6 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
 )
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
-Model = Annotated[str, typer.Argument(help="model.onnx, model.aero, package.module:build, or model.pt2 with --trust-pickle.")]
-Shapes = Annotated[
-    list[str] | None, typer.Option("--shape", help="NAME=1x3x640x640, once for each input whose sizes the model leaves open.")
-]
-Threads = Annotated[int | None, typer.Option(help="Threads to run and tune with; torch's own number if not given.")]
-Dtype = Annotated[str | None, typer.Option(help="float16 or bfloat16: weights and maps in 16 bits. Never changed unasked.")]
-Tune = Annotated[str, typer.Option(help="off (rules, no timing), fast, full, or seconds to spend on timing layers.")]
-Stored = Annotated[Path | None, typer.Option("--store", help="Folder of tuning records; the user's own if not given.")]
-Weights = Annotated[Path | None, typer.Option(help="A .safetensors file with the state of package.module:build's module.")]
-Trust = Annotated[bool, typer.Option("--trust-pickle", help="Read a .pt2, which may run Python code of whoever made it.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="No progress on the terminal.")]
-Sparsity = Annotated[
-    float | None, typer.Option(help="Prune every layer by magnitude first: the speed it would have, not the accuracy.")
-]
 
 
 def _version(asked: bool) -> None:
@@ -90,16 +74,6 @@ def methods(as_json: Json = False) -> None:
     Console().print(table)
 
 
-@contextmanager
-def _in_words() -> Iterator[None]:
-    """What aerogel refuses is a sentence on stderr and exit code 1, not a traceback."""
-    try:
-        yield
-    except AerogelError as why:
-        typer.echo(f"{type(why).__name__}: {why}", err=True)
-        raise typer.Exit(1) from None
-
-
 def _compiled(
     model: str, shape: list[str] | None, batch: int | None, threads: int | None, dtype: str | None, tune: str, store: Path | None,
     weights: Path | None, trust: bool, quiet: bool, sparsity: float | None = None,
@@ -130,7 +104,7 @@ def _compiled(
 @app.command("compile")
 def compile_(
     model: Model, out: Annotated[Path, typer.Option("-o", "--out", help="The .aero file to write.")], shape: Shapes = None,
-    batch: Annotated[int | None, typer.Option(help="Batch to tune for.")] = None, threads: Threads = None, dtype: Dtype = None,
+    batch: Batch = None, threads: Threads = None, dtype: Dtype = None,
     tune: Tune = "fast", store: Stored = None, weights: Weights = None, trust_pickle: Trust = False, as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:  # fmt: skip
@@ -144,7 +118,7 @@ def compile_(
     from aerogel.report.explain import explain as report
     from aerogel.saved import save
 
-    with _in_words():
+    with in_words():
         _, fast = _compiled(model, shape, batch, threads, dtype, tune, store, weights, trust_pickle, quiet)
         save(fast, out)
         said = report(fast).headline
@@ -177,7 +151,7 @@ def bench(
     if not all(b.isdigit() and int(b) > 0 for b in batch.split(",") if b):
         raise typer.BadParameter(f"--batch is a list of numbers such as 1,8, not {batch}")
     results = {}
-    with _in_words():
+    with in_words():
         for size in batch.split(","):
             own = int(size) if size else None
             opened, fast = _compiled(model, shape, own, threads, dtype, tune, store, weights, trust_pickle, quiet, sparsity)
@@ -203,7 +177,7 @@ def bench(
 @app.command()
 def explain(
     model: Model, layer: Annotated[str | None, typer.Option(help="Only this layer.")] = None, shape: Shapes = None,
-    batch: Annotated[int | None, typer.Option(help="Batch to tune for.")] = None, threads: Threads = None, dtype: Dtype = None,
+    batch: Batch = None, threads: Threads = None, dtype: Dtype = None,
     tune: Tune = "fast", store: Stored = None, weights: Weights = None, trust_pickle: Trust = False, sparsity: Sparsity = None,
     as_json: Json = False, quiet: Quiet = False,
 ) -> None:  # fmt: skip
@@ -215,7 +189,11 @@ def explain(
     """
     from aerogel.report.explain import explain as report
 
-    with _in_words():
+    with in_words():
         _, fast = _compiled(model, shape, batch, threads, dtype, tune, store, weights, trust_pickle, quiet, sparsity)
         said = report(fast, layer=layer)
     typer.echo(json.dumps(said.to_dict(), indent=1) if as_json else str(said))
+
+
+app.command()(pruning.advise)
+app.command()(pruning.prune)

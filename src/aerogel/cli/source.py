@@ -5,12 +5,14 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from aerogel.disk import write_whole
 from aerogel.errors import AerogelError, InvalidFile, ShapeError
 from aerogel.pruning.masks import masks
 from aerogel.runtime.eager import Call
@@ -111,11 +113,42 @@ def _batched(inputs: Any, batch: int | None) -> tuple[Any, ...]:
     return tuple(torch.rand(batch, *t.shape[1:]).to(t.dtype) if isinstance(t, torch.Tensor) and t.dim() else t for t in inputs)
 
 
-def pruned(model: torch.nn.Module, sparsity: float) -> torch.nn.Module:
+def pruned(model: torch.nn.Module, sparsity: float, pattern: str = "unstructured") -> torch.nn.Module:
     """The smallest weights of each convolution and Linear set to zero, uniformly: what the speed would be, not the accuracy."""
     found = {n: p for n, p in model.named_parameters() if p.dim() > 1 and p.is_floating_point() and p.numel() > 1}
-    for name, kept in masks({n: p.abs() for n, p in found.items()}, dict.fromkeys(found, sparsity), "unstructured").items():
+    for name, kept in masks({n: p.abs() for n, p in found.items()}, dict.fromkeys(found, sparsity), pattern).items():
         found[name].data = found[name].data * kept
     if isinstance(model, GraphModel):
         model.captured.constants.update(model.constants())
     return model
+
+
+def write_weights(state: Mapping[str, torch.Tensor], out: Path) -> int:
+    """The state as a safetensors file; how many arrays it holds."""
+    from safetensors.torch import save
+
+    _write(out, save({name: value.detach().contiguous() for name, value in state.items()}))
+    return len(state)
+
+
+def write_onnx(path: Path, state: Mapping[str, torch.Tensor], out: Path) -> int:
+    """The ONNX file again with these weights, one file; how many of its arrays changed."""
+    import onnx
+    from onnx import numpy_helper
+
+    file, changed = onnx.load(str(path)), 0
+    for held in file.graph.initializer:
+        value = state.get(held.name)
+        old = numpy_helper.to_array(held)
+        if value is not None and tuple(value.shape) == old.shape and (new := value.detach().numpy()).dtype == old.dtype:
+            changed += bool((new != old).any())
+            held.CopyFrom(numpy_helper.from_array(new, held.name))
+    _write(out, file.SerializeToString())
+    return changed
+
+
+def _write(out: Path, content: bytes) -> None:
+    try:
+        write_whole(out, content)
+    except OSError as why:
+        raise AerogelError(f"'{out}' cannot be written: {why.strerror or why}") from why

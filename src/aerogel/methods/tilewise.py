@@ -4,9 +4,9 @@ Paper: tile-wise sparsity (Guo et al., SC'20, arXiv 2008.13006). Pruning (TW-1D,
 whole filters and, in each tile of 128 filters, whole positions (c, r, s); what is left of a tile is dense, though no two tiles need
 be alike. TEW gives single elements back, which run as rows.
 
-No mark says where tiles are: any pruner's zeros are taken as they are. Filters with nonzeros are looked at in runs of 32; what most
-of a run keep are the run's positions, and neighbouring runs with the same are one tile. What stands elsewhere is rows, so the
-packing is exact for every weight.
+No mark says where tiles are: any pruner's zeros are taken as they are. Filters with more than a few nonzeros are looked at in runs
+of 32; what most of a run keep are the run's positions, and neighbouring runs with the same are one tile. What stands elsewhere is
+rows, so the packing is exact for every weight.
 
 Wins where vectors of x are read often: FMAs are the limit, not loads (codegen/blocks.py). Refuses weights whose filters share few
 positions, and sums in fp16.

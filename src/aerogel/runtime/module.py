@@ -110,15 +110,17 @@ class Network:
 
     def shapes(self, inputs: list[Any]) -> dict[str, tuple[int, ...]]:
         """Sizes of every value for these inputs, found by running torch once. Their element types are noted on the way."""
-        if self._sized is None or self._sized[0] != _sizes(inputs):
-            self.learn(inputs, self.values(inputs))
-        assert self._sized is not None
-        return self._sized[1]
+        known = self._sized  # threads may call at once
+        if known is None or known[0] != _sizes(inputs):
+            return self.learn(inputs, self.values(inputs))
+        return known[1]
 
-    def learn(self, inputs: list[Any], values: Mapping[str, torch.Tensor]) -> None:
+    def learn(self, inputs: list[Any], values: Mapping[str, torch.Tensor]) -> dict[str, tuple[int, ...]]:
         """Remember the sizes and element types that inputs like these give every value; `values` may have no memory."""
         self.kinds = {name: KINDS[v.dtype] for name, v in values.items() if v.dtype in KINDS}
-        self._sized = _sizes(inputs), {name: tuple(v.shape) for name, v in values.items()}
+        found = {name: tuple(v.shape) for name, v in values.items()}
+        self._sized = _sizes(inputs), found
+        return found
 
     def program(self, shapes: Mapping[str, tuple[int, ...]], choices: Mapping[str, Config], threads: int) -> Program:
         return build(self.graph, shapes, self.kinds, choices, self.packs, replace(host(), threads=threads))

@@ -239,14 +239,21 @@ def _recipe(
     layers: Sequence[LayerAdvice], torch_us: float, model_us: Mapping[Point, float], wanted: float
 ) -> tuple[dict[str, Point], float]:
     """Least weight for the time: layer after layer is pruned further where that saves most for what it takes, until the model is as
-    fast as wanted or nothing is left to gain. The model takes its layers' times in the proportion it took at the points."""
+    fast as wanted or nothing is left to gain. A line through the points and torch's own time says what the layers' times make."""
 
     def spent(at: Sequence[Point | None]) -> float:
         return sum(min(one.dense_us, one.us[p]) if p else one.dense_us for one, p in zip(layers, at, strict=True))
 
-    scale = float(np.median([us / spent([point] * len(layers)) for point, us in model_us.items()]))
     now: list[Point | None] = [None] * len(layers)
-    while scale * spent(now) > torch_us / wanted:
+    sums, times = [spent([p] * len(layers)) for p in (*model_us, None)], np.array([*model_us.values(), torch_us])
+    slope, rest = np.polyfit(sums, times, 1, w=1 / times) if len(set(sums)) > 1 else (1.0, 0.0)
+    if slope <= 0 or rest < 0:
+        slope, rest = float(np.median(times / sums)), 0.0
+
+    def predicted() -> float:
+        return float(rest + slope * spent(now)) if any(now) else torch_us
+
+    while predicted() > torch_us / wanted:
         best, step = 0.0, None
         for i, one in enumerate(layers):
             at = now[i]
@@ -258,4 +265,4 @@ def _recipe(
         if step is None:
             break
         now[step[0]] = step[1]
-    return {one.layer: p for one, p in zip(layers, now, strict=True) if p is not None}, torch_us / (scale * spent(now))
+    return {one.layer: p for one, p in zip(layers, now, strict=True) if p is not None}, torch_us / predicted()

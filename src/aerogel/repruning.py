@@ -122,7 +122,7 @@ def reprune(
             key = f"{conv} {np.count_nonzero(weight) / weight.size:.2f}"
             if key not in known:
                 known[key] = _cost(weight, conv, here)
-            found.append(_Layer(name, module, conv, weight, *known[key], _leftovers(weight, conv, max_weight_loss)))
+            found.append(_Layer(name, module, conv, weight, *known[key], leftovers(weight, conv, max_weight_loss)))
         steps = _steps(found)
         score = None if evaluate is None or max_drop is None else _within(model, found, steps, evaluate, max_drop)
         if score is None:
@@ -173,7 +173,7 @@ def _left(weight: Array, conv: Conv) -> Array:
     return np.flatnonzero(left)
 
 
-def _leftovers(weight: Array, conv: Conv, share: float) -> Array:
+def leftovers(weight: Array, conv: Conv, share: float) -> Array:
     left, size = _left(weight, conv), np.abs(weight.reshape(-1)).astype(np.float64)
     order = left[np.argsort(size[left], kind="stable")]
     return order[: int(np.searchsorted(np.cumsum(size[order]), share * size.sum(), side="right"))]
