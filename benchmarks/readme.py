@@ -81,7 +81,67 @@ def said(report: str) -> str:
     return "\n".join(["```", report.splitlines()[0], *(b.rstrip() for b in (first, *dense[:1])), "```"])
 
 
-TABLES: dict[str, Callable[[Any], str]] = {"explain": said, "layers": layers, "models": models, "half": half}
+def agreement(result: dict[str, Any]) -> str:
+    """benchmarks/fashion.py: how many answers are as in f32."""
+    lines = ["| | answers as torch's in f32 |", "|---|---|"]
+    lines += [f"| {name} | {share:.2%} |" for name, share in result["agreement"].items()]
+    accuracy = f"Accuracy {result['dense_accuracy']:.1%} dense, {result['pruned_accuracy']:.1%} at {result['sparsity']:.0%} zeros"
+    return "\n".join([*lines, "", f"{accuracy} ({result['date']}, torch {result['torch']})."])
+
+
+def pruned(result: dict[str, Any]) -> str:
+    """examples/fashion_mnist.py: accuracy and speedup of each way to prune."""
+    lines = ["| | zeros | accuracy | beside dense | speedup |", "|---|---|---|---|---|"]
+    for name, right in result["accuracy"].items():
+        change = f"{100 * (right - result['accuracy']['dense']):+.2f} points" if name != "dense" else ""
+        lines.append(f"| {name} | {result['zeros'][name]:.0%} | {right:.2%} | {change} | {result['speedup'][name]:.2f}x |")
+    seeds = "one seed" if result["seeds"] == 1 else f"mean of {result['seeds']} seeds"
+    return "\n".join([*lines, "", f"{result['parameters']} weights, {seeds} ({result['date']}, `{result['target']}`)."])
+
+
+def tilewise(result: dict[str, Any]) -> str:
+    """benchmarks/tilewise.py, a line for each network."""
+    lines = ["| | layers | chosen layers, dense / tilewise | their share of dense time | all layers |", "|---|---|---|---|---|"]
+    for name, own in result["networks"].items():
+        count = sum(row["count"] for row in own["layers"])
+        lines.append(
+            f"| {name} at {result['sparsity']:.0%} | {count} | {own['ratio']:.2f}x | {own['share']:.0%} | {own['all']:.2f}x |"
+        )
+    both = f"Together **{result['ratio']['fp32']:.2f}x** over the chosen layers, {result['all']['fp32']:.2f}x over all, fp32"
+    return "\n".join([*lines, "", f"{both} ({result['date']}, `{result['target']}`)."])
+
+
+def blockgemm(result: dict[str, Any]) -> str:
+    """benchmarks/blockgemm.py: the planted matrix, and the real layers added up."""
+    lines = [
+        "| | nonzeros in blocks | after re-pruning | at random | direct / blockgemm | direct / blockgemm re-pruned |",
+        "|---|---|---|---|---|---|",
+    ]
+    for kind in dict.fromkeys(r["kind"] for r in result["layers"]):
+        rows = [r for r in result["layers"] if r["kind"] == kind]
+
+        def over(after: str, rows: list[dict[str, Any]] = rows) -> str:
+            first, second = (sum(r["count"] * r["us"][name] for r in rows) for name in ("direct_before", f"blockgemm_{after}"))
+            return f"{first / second:.2f}x"
+
+        shares = [sum(r["count"] * share(r) for r in rows) / sum(r["count"] for r in rows) for share in _SHARES]
+        what = "planted blocks" if kind == "planted" else f"{result['pattern']}, weights {kind}"
+        lines.append(f"| {what} | {' | '.join(f'{s:.0%}' for s in shares)} | {over('before')} | {over('after')} |")
+    return "\n".join(
+        [*lines, "", f"Re-pruned by {result['loss']:.0%} of each layer's L1 norm ({result['date']}, `{result['target']}`)."]
+    )
+
+
+_SHARES: tuple[Callable[[dict[str, Any]], float], ...] = (
+    lambda r: float(r["in_blocks"]["before"]),
+    lambda r: float(r["in_blocks"]["after"]),
+    lambda r: float(r["random_groups"]),
+)
+
+TABLES: dict[str, Callable[[Any], str]] = {
+    "explain": said, "layers": layers, "models": models, "half": half, "fashion": agreement, "fashion_mnist": pruned,
+    "tilewise": tilewise, "blockgemm": blockgemm,
+}  # fmt: skip
 
 
 def _load(name: str) -> Any:

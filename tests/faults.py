@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -36,7 +37,7 @@ SWEEPS = (
 
 @dataclass(frozen=True)
 class Fault:
-    """What is broken, in words and in text; `caught_by` is the suite or a test file."""
+    """What is broken, in words and in text; `caught_by` is the suite, a test file or one test of it."""
 
     file: str
     find: str
@@ -197,7 +198,8 @@ def run(fault: Fault) -> str | None:
         if fault.caught_by != SUITE:
             command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", "--quick", fault.caught_by]
             done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, timeout=300)
-            return fault.caught_by if done.returncode == 1 or done.returncode < 0 else None
+            named = re.findall(r"^(?:FAILED|ERROR) (\S+?)(?:\[| |$)", done.stdout.decode(errors="replace"), re.MULTILINE)
+            return (named or [fault.caught_by])[0] if done.returncode == 1 or done.returncode < 0 else None
         method = "stridepack" if fault.file in (TILES, STRIDEPACK) else "tilewise" if fault.file in (BLOCKS, TILED) else "direct"
         for kind, count, threads in SWEEPS:
             command = [

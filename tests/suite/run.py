@@ -131,8 +131,8 @@ def _in_suite(offered: list[Config], case: Case) -> list[Config]:
     def fits(config: Config, rows: int, columns: int) -> bool:
         options = dict(config.options)
         if "width" in options:
-            block = {(3, 2): (3, 2, 6), (7, 1): (6, 4, 4), (1, 1): (1, 1, 1)}[rows, columns]
-            return (options["filters"], options["width"], options["vectors"]) == block
+            wanted = {(3, 2): ((3, 2, 6), (8, 2, 6)), (7, 1): ((2, 4, 4), (6, 4, 4)), (1, 1): ((1, 1, 1),)}[rows, columns]
+            return (options["filters"], options["width"], options["vectors"]) in wanted
         if "rows" in options:
             return (options["rows"], options["columns"]) == (rows, columns)
         return not options.get("aligned") or (options["vectors"] == (1, 5)[shape % 2] and case.seed % 9 == 0)

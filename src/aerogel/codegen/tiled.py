@@ -54,9 +54,10 @@ def configs(name: str, conv: Conv, target: Target, inside: int, outside: int) ->
     live = max(1, -(-((conv.out[0] - 1) * reads.pitch + conv.out[1]) // lanes))
     cost = {}
     for width, parts in product(range(1, min(live, 7) + 1), (1, 2, 3)):
-        for filters in range(1, min(16, (_REGISTERS[target.isa] - 1) // width - 1, conv.k) + 1):
+        most = min(16, (_REGISTERS[target.isa] - 1) // width - 1, conv.k)
+        for filters in (1, *range(max(2, most // 2), most + 1)):
             if width * parts <= min(_MOST_VECTORS, live + width - 1):
-                for rows in (32, 64, 128, 256):
+                for rows in (64, 128, 256):
                     point = filters, width, width * parts, rows
                     cost[point] = _cycles(conv, target, live, inside, outside, *point)
     for filters, width, vectors, rows in sorted(cost, key=lambda point: cost[point]):
