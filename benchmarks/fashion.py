@@ -10,7 +10,6 @@ model in torch. Measured; training is seeded, but its last digits depend on the 
 from __future__ import annotations
 
 import argparse
-import gzip
 import json
 import sys
 from datetime import date
@@ -18,7 +17,6 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
-import numpy as np
 import torch
 from rich.progress import track
 from torch import Tensor, nn
@@ -28,22 +26,9 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import aerogel
 from aerogel.runtime.eager import InType
+from examples.fashion_mnist import Block, read
 
 Masks = dict[str, Tensor]
-
-
-class Block(nn.Module):
-    """Two 3x3 convolutions and a way around them."""
-
-    def __init__(self, c: int, k: int, stride: int) -> None:
-        super().__init__()
-        self.first, self.second = nn.Conv2d(c, k, 3, stride, 1, bias=False), nn.Conv2d(k, k, 3, 1, 1, bias=False)
-        self.norm1, self.norm2 = nn.BatchNorm2d(k), nn.BatchNorm2d(k)
-        self.around = nn.Conv2d(c, k, 1, stride) if stride > 1 else nn.Identity()
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.norm2(self.second(F.relu(self.norm1(self.first(x)))))
-        return F.relu(y + self.around(x))
 
 
 class ResNet(nn.Module):
@@ -57,16 +42,6 @@ class ResNet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.blocks(self.stem(x)).mean((2, 3)))  # type: ignore[no-any-return]
-
-
-def read(folder: Path, part: str) -> tuple[Tensor, Tensor]:
-    """Images in f32 around zero, and labels: `part` is train or t10k."""
-    images, labels = (
-        np.frombuffer(gzip.decompress((folder / f"{part}-{what}-ubyte.gz").read_bytes()), np.uint8, offset=offset)
-        for what, offset in (("images-idx3", 16), ("labels-idx1", 8))
-    )
-    x = torch.from_numpy(images.copy()).view(-1, 1, 28, 28).float()
-    return (x - 73) / 90, torch.from_numpy(labels.copy()).long()
 
 
 def train(model: nn.Module, x: Tensor, labels: Tensor, steps: int, rate: float, masks: Masks) -> None:

@@ -124,3 +124,19 @@ def _made(folder: Path) -> Path:
     layers = np.frombuffer(json.dumps([row]).encode(), np.uint8)
     np.savez(folder / "made.npz", __layers__=layers, l=np.packbits(mask))
     return folder / "made.npz"
+
+
+def test_the_example_runs(tmp_path: Path) -> None:
+    """On made-up images: every way of pruning is there, with the zeros it asks for."""
+    command = [sys.executable, str(ROOT / "examples" / "fashion_mnist.py"), "--quick", "--json", str(tmp_path / "f.json")]
+    done = subprocess.run([*command, "--plot", str(tmp_path / "f.png")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    result = json.loads((tmp_path / "f.json").read_text())
+    for name in ("dense", "magnitude", "tilewise", "tew", "blocks"):
+        assert 0 <= result["accuracy"][name] <= 1
+        assert result["speedup"][name] > 0
+    assert result["parameters"] > 1_000_000
+    assert result["zeros"]["dense"] == 0
+    assert [result["zeros"][n] for n in ("magnitude", "tilewise", "tew")] == pytest.approx([0.9, 0.75, 0.75], abs=0.02)
+    assert result["zeros"]["blocks"] > 0.78
+    assert (tmp_path / "f.png").read_bytes()[:4] == b"\x89PNG"

@@ -64,10 +64,13 @@ def clusters(mask: Array) -> list[Array]:
 
 
 def tiles(weight: Array, conv: Conv) -> list[tiled.Tile]:
-    """The dense block of each cluster; filters that read different channels are clustered apart."""
+    """The dense block of each cluster, those with the same positions together; filters that read different channels are apart."""
     mask, per = flat.kept(weight, conv).reshape(conv.k, -1), conv.k // conv.groups
-    apart = (first + own for first in range(0, conv.k, per) for own in clusters(mask[first : first + per]))
-    return [(filters, np.flatnonzero(majority(mask[filters]))) for filters in apart]
+    same: dict[tuple[int, bytes], list[Array]] = {}
+    for first in range(0, conv.k, per):
+        for own in clusters(mask[first : first + per]):
+            same.setdefault((first, (majority(mask[first + own]) > 0).tobytes()), []).append(first + own)
+    return [(np.sort(np.concatenate(own)), np.flatnonzero(np.frombuffer(kept, np.bool_))) for (_, kept), own in same.items()]
 
 
 def pack(weight: Array, conv: Conv, config: Config) -> Packed:
