@@ -165,5 +165,7 @@ def test_leftovers_are_outside_blocks_and_light() -> None:
 def test_reprune_refuses_in_words() -> None:
     with pytest.raises(aerogel.AerogelError, match="between 0 and 1"):
         aerogel.reprune(_model(), X, max_weight_loss=2)
+    with pytest.raises(aerogel.AerogelError, match="prune it first"):
+        aerogel.reprune(_model(), X)
     with pytest.raises(aerogel.AerogelError, match="go together"):
         aerogel.reprune(_model(), X, max_drop=0.1)

@@ -160,7 +160,7 @@ def test_stats_count() -> None:
     weight = np.zeros((3, 2, 2, 2), np.float32)
     weight[0, 0, 0, 0] = weight[2] = 1.0
     stats = Stats.of(weight)
-    assert stats == Stats(24, 9, 1, 8)
+    assert stats == Stats(24, 9, 1, 8, shared=8, alike=22)
     assert stats.sparsity == 1 - 9 / 24
     assert Stats.from_json(stats.to_json()) == stats
 

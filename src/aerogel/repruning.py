@@ -123,6 +123,8 @@ def reprune(
             if key not in known:
                 known[key] = _cost(weight, conv, here)
             found.append(_Layer(name, module, conv, weight, *known[key], leftovers(weight, conv, max_weight_loss)))
+        if not found:
+            raise AerogelError("no convolution or Linear of the model has zeros; prune it first: aerogel.prune(model, 0.8)")
         steps = _steps(found)
         score = None if evaluate is None or max_drop is None else _within(model, found, steps, evaluate, max_drop)
         if score is None:

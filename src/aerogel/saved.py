@@ -125,6 +125,8 @@ def _captured(model: Any, raw: Any, graph: Graph, tensors: dict[str, torch.Tenso
     flat, in_spec = pytree.tree_flatten(example)
     if not len(flat) == len(graph.inputs) == len(sizes) == len(dtypes):
         raise InvalidFile(f"{len(graph.inputs)} inputs, but an example of {len(flat)} with {len(sizes)} sizes")
+    if any(isinstance(v, torch.Tensor) and v.dtype != dtype for v, dtype in zip(flat, dtypes, strict=True)):
+        raise InvalidFile("the example's element types are not those of the inputs")
     if set(model["constants"]) != set(graph.constants) or len(example) != 2:
         raise InvalidFile("the graph's constants are not those of the file")
     out_spec = pytree.tree_structure(_built(model["answer"]))
