@@ -20,8 +20,8 @@ COUNTS = {
     "half-special": 1_000,
 }
 LIBRARY_COUNTS = {"exact": 20_000}
-FEWER = {"blockgemm": 0.1}
-"""Its format and its kernel are tilewise's; only where tiles are is its own."""
+FEWER = {"tilewise": 0.5, "blockgemm": 0.1}
+"""For CI's sake: what tiles leave over is `direct`'s own code, and blockgemm's format and kernel are tilewise's."""
 THREADED = 1_000
 
 
