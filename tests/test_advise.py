@@ -88,6 +88,11 @@ def test_a_recipe_takes_least_weight_for_the_time() -> None:
     assert _recipe(layers, 200.0, {point: 20.0}, 50)[1] == pytest.approx(10), "as far as it goes"
 
 
+def test_a_model_in_bf16_is_advised_too() -> None:
+    found = aerogel.advise(_model().bfloat16(), X.bfloat16(), sparsities=(0.9,), patterns=("unstructured",))
+    assert set(found.model_us) == {("unstructured", 0.9)}
+
+
 def test_advise_refuses_in_words() -> None:
     with pytest.raises(aerogel.AerogelError, match="between 0 and 1"):
         aerogel.advise(_model(), X, sparsities=(1.5,))

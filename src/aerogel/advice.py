@@ -20,6 +20,7 @@ from aerogel.compiler import progress_line, read, target
 from aerogel.errors import AerogelError
 from aerogel.layout import Array
 from aerogel.methods import METHODS, method
+from aerogel.methods.dense import from_torch
 from aerogel.plan import Choice, Plan, Timing
 from aerogel.problem import Conv
 from aerogel.pruning.masks import masks
@@ -188,9 +189,9 @@ def _layers(
         cuts = {point: weight * masks({"": size}, {"": point[1]}, point[0])[""] for point in points}
         if str(conv) not in times:
             advance(f"{node.layer or node.name} {conv} at {len(points)} points")
-            dense = list(method("dense").configs(conv, here, Stats.of(weight.numpy())))
-            tried = [(p, config) for p, cut in cuts.items() for config in _ours(conv, cut.numpy(), here)]
-            pairs = [(weight.numpy(), config) for config in dense] + [(cuts[p].numpy(), config) for p, config in tried]
+            dense = list(method("dense").configs(conv, here, Stats.of(from_torch(weight))))
+            tried = [(p, config) for p, cut in cuts.items() for config in _ours(conv, from_torch(cut), here)]
+            pairs = [(from_torch(weight), config) for config in dense] + [(from_torch(cuts[p]), config) for p, config in tried]
             middle = search.medians(pairs, conv, here, ROUNDS)
             dense_us, own = min(middle[: len(dense)]), dict.fromkeys(points, float("inf"))
             for (p, config), us in zip(tried, middle[len(dense) :], strict=True):
@@ -205,9 +206,9 @@ def _layers(
     return found, best
 
 
-def _even(curve: Iterable[Point | tuple[float, float]], dense_us: float) -> float | None:
+def _even(curve: Iterable[tuple[float, float]], dense_us: float) -> float | None:
     """The sparsity from which a layer stays faster than dense, between the points measured by a straight line."""
-    known = [(float(s), float(us)) for s, us in curve]
+    known = list(curve)
     if known[-1][1] >= dense_us:
         return None
     for (low, slower), (high, faster) in reversed(list(pairwise(known))):

@@ -21,7 +21,7 @@ from aerogel.errors import AerogelError
 from aerogel.layout import Array
 from aerogel.methods import METHODS, blockgemm
 from aerogel.plan import Choice
-from aerogel.problem import Conv
+from aerogel.problem import Conv, Dtypes
 from aerogel.pruning.prune import as_weights, attached, prunable
 from aerogel.runtime.eager import as_call
 from aerogel.runtime.program import NATIVE
@@ -148,7 +148,7 @@ def _pruned(model: nn.Module, args: Any) -> list[tuple[str, nn.Module, Conv, Arr
         conv = problem(node, shapes)
         weight = module.weight.detach().float().numpy().reshape(conv.weight_shape)
         if 0 < np.count_nonzero(weight) < weight.size:
-            found.append((node.layer or "", module, replace(conv, dtypes=type(conv.dtypes)()), weight.copy()))
+            found.append((node.layer or "", module, replace(conv, dtypes=Dtypes()), weight.copy()))
     return found
 
 
@@ -176,6 +176,7 @@ def _left(weight: Array, conv: Conv) -> Array:
 
 
 def leftovers(weight: Array, conv: Conv, share: float) -> Array:
+    """Where nonzeros outside all dense blocks stand, the lightest first, until they make this share of the layer's L1 norm."""
     left, size = _left(weight, conv), np.abs(weight.reshape(-1)).astype(np.float64)
     order = left[np.argsort(size[left], kind="stable")]
     return order[: int(np.searchsorted(np.cumsum(size[order]), share * size.sum(), side="right"))]

@@ -177,6 +177,13 @@ def check(name: str, packed: Packed, conv: Conv) -> None:
                 raise InvalidFile(f"{name}: a filter stands twice in a tile")
 
 
+def layouts(
+    conv: Conv, config: Config, target: Target, border: tuple[int, int, int, int], pitch: int = 0, x_pitch: int = 0
+) -> tuple[Layout, Layout]:
+    """Flat pixels, as rows have them."""
+    return flat.layouts(conv, target.vector_bytes // 4, config["vectors"], False, border, pitch, x_pitch)
+
+
 def build(name: str, packed: Packed, conv: Conv, config: Config, target: Target, reads: Layout, writes: Layout) -> list[Kernel]:
     check(name, packed, conv)
     lanes = target.vector_bytes // 4

@@ -81,10 +81,7 @@ def unpack(packed: Packed, conv: Conv) -> Array:
     return tiled.unpack(NAME, packed, conv)
 
 
-def layouts(
-    conv: Conv, config: Config, target: Target, border: tuple[int, int, int, int], pitch: int = 0, x_pitch: int = 0
-) -> tuple[Layout, Layout]:
-    return flat.layouts(conv, target.vector_bytes // 4, config["vectors"], False, border, pitch, x_pitch)
+layouts = tiled.layouts
 
 
 def build(packed: Packed, conv: Conv, config: Config, target: Target, reads: Layout, writes: Layout) -> list[Kernel]:
