@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -12,11 +13,12 @@ import pytest
 import torch
 
 from aerogel.candidate import Config
-from aerogel.methods import direct
+from aerogel.methods import direct, method
 from aerogel.problem import Conv
 from aerogel.reference import reference
 from aerogel.runtime import pool
 from aerogel.target import host
+from tests.suite.run import worth_it
 
 CONV = Conv.parse("n1c16h12w12k32r3s3u1p1")
 
@@ -57,6 +59,26 @@ def test_threads_follow_torch() -> None:
             assert pool.threads() == count
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("name", ["direct", "stridepack", "tilewise"])
+def test_a_thread_writes_no_other_threads_scratch(name: str) -> None:
+    """Asked of the code itself, one thread at a time: two threads that race would often get away with it."""
+    module, weight = method(name), np.ones(CONV.weight_shape, np.float32)
+    weight[:, ::3] = 0
+    used = 0
+    for config in module.configs(CONV, host(), worth_it(weight)):
+        reads, writes = module.layouts(CONV, config, host(), (0, 0, 0, 0))
+        (kernel,) = module.build(module.pack(weight, CONV, config), CONV, config, host(), reads, writes)
+        if not kernel.scratch_bytes or used == 12:
+            continue
+        xb, yb = (np.zeros(lay.elements(s), np.float32) for lay, s in ((reads, CONV.x_shape), (writes, CONV.y_shape)))
+        scratch = np.full((3, kernel.scratch_bytes), 0xA5, np.uint8)
+        block = kernel.bind(x=xb.ctypes.data, y=yb.ctypes.data, scratch=scratch.ctypes.data)
+        ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)(kernel.entry)(block.ctypes.data, 1, 3)
+        assert (scratch[[0, 2]] == 0xA5).all(), config
+        used += bool((scratch[1] != 0xA5).any())  # a layer in one piece leaves nothing for the second thread
+    assert used
 
 
 def test_without_libgomp_one_thread_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
