@@ -4,8 +4,8 @@
 
 Weights are seeded and pruned as `aerogel.prune(pattern="tilewise")` does (TW-2D, 75 %). Dense is the fastest of torch's layouts and
 OpenVINO; ours is the fastest of a few configurations, timed in the same rounds. A network's chosen layers are those where tile-wise
-wins most, down to 70 % of its dense convolution time; `ratio` is summed over those, `all` over every layer. There is no form for
-AMX yet, so bf16 has no figure.
+wins most, down to 70 % of its dense convolution time; `ratio` is summed over those, `all` over every layer. bf16 is measured where
+the CPU has AMX, or where it is asked for (`--dtypes fp32,bf16`; without AMX it is stored in bf16 and summed with FMAs).
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from aerogel.candidate import Stats
 from aerogel.methods import dense, direct, tilewise
-from aerogel.problem import Conv
+from aerogel.problem import Conv, Dtypes
 from aerogel.pruning.masks import masks
+from aerogel.reference import from_float64
 from aerogel.target import Target, host
 from aerogel.tune.measure import interleaved
 from aerogel.tune.search import candidate
@@ -49,22 +50,28 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--configs", type=int, default=6)
     parser.add_argument("--only", type=int, help="so many layers of each network, for a quick look")
+    known = "fp32,bf16" if "amx_bf16" in host().extras else "fp32"
+    parser.add_argument("--dtypes", default=known, help=f"fp32, bf16 or both (here: {known})")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     torch.set_num_threads(1)
     target = replace(host(), threads=1)
     result: dict[str, Any] = {"target": str(target), "sparsity": given.sparsity, "date": date.today().isoformat(), "networks": {}}
-    for name in given.networks.split(","):
-        layers = distinct(load(given.patterns / f"{name}.npz"))[: given.only]
-        rows = [
-            measure(layer.conv, count, target, given)
-            for layer, count in track(layers, name.partition("-")[0], console=Console(stderr=True))
-        ]
-        result["networks"][name.partition("-")[0]] = summed(rows)
-    held = [r for network in result["networks"].values() for r in network["layers"]]
-    chosen = [r for r in held if r["chosen"]]
-    result["ratio"] = {"fp32": _over(chosen)}
-    result["all"] = {"fp32": _over(held)}
+    result |= {"ratio": {}, "all": {}}
+    for dtype in given.dtypes.split(","):
+        held: list[dict[str, Any]] = []
+        for name in given.networks.split(","):
+            layers = distinct(load(given.patterns / f"{name}.npz"))[: given.only]
+            label = f"{name.partition('-')[0]}{'' if dtype == 'fp32' else f' {dtype}'}"
+            kinds = Dtypes.of({"fp32": "f32"}.get(dtype, dtype))
+            rows = [
+                measure(replace(layer.conv, dtypes=kinds), count, target, given)
+                for layer, count in track(layers, label, console=Console(stderr=True))
+            ]
+            result["networks"][label] = summed(rows)
+            held += rows
+        result["ratio"][dtype] = _over([r for r in held if r["chosen"]])
+        result["all"][dtype] = _over(held)
     show(result)
     if given.json:
         given.json.write_text(json.dumps(result, indent=1))
@@ -76,12 +83,16 @@ def measure(conv: Conv, count: int, target: Target, given: argparse.Namespace) -
     weight = rng.standard_normal(conv.weight_shape).astype(np.float32)
     weight *= masks({"": torch.from_numpy(np.abs(weight))}, {"": given.sparsity}, "tilewise")[""].numpy()
     x, bias = rng.standard_normal(conv.x_shape).astype(np.float32), rng.standard_normal(conv.k).astype(np.float32)
-    stats = Stats.of(weight)
+    kind = conv.dtypes.input
+    held, x_held = (from_float64(array.astype(np.float64), kind) for array in (weight, x))
+    stats = Stats.of(held)
     configs = [*islice(tilewise.configs(conv, target, stats), given.configs), *islice(direct.configs(conv, target, stats), 2)]
     configs += dense.configs(conv, target, stats)
-    calls = [candidate(conv, config, weight, x, bias, target) for config in configs]
+    calls = [candidate(conv, config, held, x_held, bias, target) for config in configs]
     names = [config.method for config in configs]
-    others, absent = prepare(["openvino"], _module(conv, weight, bias), ((torch.from_numpy(x),), {}), 1)
+    others, absent = prepare(
+        ["openvino" if kind == "f32" else "openvino-bf16"], _module(conv, weight, bias), ((torch.from_numpy(x),), {}), 1
+    )
     with torch.inference_mode():
         times = interleaved([*calls, *others.values()], given.rounds)
     best: dict[str, float] = {}
@@ -138,7 +149,8 @@ def show(result: dict[str, Any]) -> None:
         Console(width=140).print(table)
         share = f"{network['share']:.0%} of dense time"
         print(f"{name}: {network['ratio']:.2f}x over the chosen layers ({share}), {network['all']:.2f}x over all")
-    print(f"fp32: {result['ratio']['fp32']:.2f}x over the chosen layers, {result['all']['fp32']:.2f}x over all")
+    for dtype, ratio in result["ratio"].items():
+        print(f"{dtype}: {ratio:.2f}x over the chosen layers, {result['all'][dtype]:.2f}x over all")
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ class Fault:
 
 ROWS, TILES, SUMS = "codegen/rows.py", "codegen/tiles.py", "codegen/sums.py"
 EPILOGUE, EMIT, STRIDEPACK = "codegen/epilogue.py", "codegen/emit.py", "methods/stridepack.py"
-BLOCKS, TILED = "codegen/blocks.py", "codegen/tiled.py"
+AMX, BLOCKS, TILED = "codegen/amx.py", "codegen/blocks.py", "codegen/tiled.py"
 DIRECT, FLAT, LAYOUT, REFERENCE = "methods/direct.py", "codegen/flat.py", "layout.py", "reference.py"
 
 FAULTS = (
@@ -107,6 +107,10 @@ FAULTS = (
     Fault(STRIDEPACK, "(channel % stage * _tile_rows(conv, rows) + i * conv.dilation[0])", "(channel % stage * _tile_rows(conv, rows) + i)", "rows of the tile forget their dilation"),
     Fault(STRIDEPACK, "return max(0, reach - reads.plane(*conv.size)), max(0, over)", "return max(0, reach - reads.plane(*conv.size) - 16), max(0, over)", "a tile's slack is a vector short"),
     Fault(STRIDEPACK, "work[least] += lengths[k] + 4", "work[least] += 1", "filters are dealt by number, not by work", "tests/test_stridepack.py::test_filters_are_dealt_so_that_groups_take_equal_time"),
+    Fault(AMX, "I8(_B[c % 2])", "I8(_B[0])", "both vectors of pixels meet the first one's stage", "tests/test_amx.py::test_emulated_tiles_are_right"),
+    Fault(AMX, "b.sdiv(self.padded(count), I64(2)), nothing)", "I64(0), nothing)", "what fills up the last pairs of a stage is whatever stood there", "tests/test_amx.py::test_emulated_tiles_are_right"),
+    Fault(AMX, "return self.b.and_(self.b.add(count, I64(PAIRED - 1)), I64(-PAIRED))", "return self.b.and_(count, I64(-PAIRED))", "positions beyond the last 32 are dropped", "tests/test_amx.py::test_emulated_tiles_are_right"),
+    Fault(AMX, ".transpose(0, 1, 3, 4, 2)", ".transpose(0, 1, 4, 3, 2)", "a panel's halves are taken for each other's filters", "tests/test_amx.py::test_emulated_tiles_are_right"),
     Fault(BLOCKS, "return ir.IntType(1)(0)", "return super().opening(step)", "what the tiles summed is lost"),
     Fault(BLOCKS, 'done = b.mul(i, a["stage_rows"])', "done = I64(0)", "every stage is the first"),
     Fault(BLOCKS, 'b.select(b.icmp_signed("<", rest, a["stage_rows"]), rest, a["stage_rows"])', 'a["stage_rows"]', "the last stage reads positions that are not there"),

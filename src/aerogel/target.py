@@ -8,6 +8,7 @@ string run the same instructions and give the same bits.
 
 from __future__ import annotations
 
+import ctypes
 import re
 from dataclasses import dataclass, replace
 from functools import cache
@@ -104,11 +105,20 @@ def host() -> Target:
     isa = here_levels()[0]
     names = {"amx-bf16": "amx_bf16", "amx-int8": "amx_int8", "fullfp16": "fp16"}
     found = {names.get(f, f) for f in features()}
-    if found & {"amx_bf16", "amx_int8"} and "amx-tile" not in features():
+    if found & {"amx_bf16", "amx_int8"} and not ("amx-tile" in features() and _tiles_allowed()):
         found -= {"amx_bf16", "amx_int8"}
     extras = tuple(sorted(found & set(_ALLOWED[isa])))
     sizes = _caches()
     return Target(isa, extras, sizes.get(1, 32768), sizes.get(2, 1048576), sizes.get(3, 0))
+
+
+def _tiles_allowed() -> bool:
+    """Ask the operating system for AMX's registers, which a process must do before it touches them: arch_prctl(ARCH_REQ_XCOMP_PERM,
+    XTILEDATA), granted for good and for all threads."""
+    try:
+        return bool(ctypes.CDLL(None).syscall(158, 0x1023, 18) == 0)
+    except (OSError, AttributeError):
+        return False
 
 
 def _caches() -> dict[int, int]:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aerogel.candidate import Config, Kernel, Stats
+from aerogel.codegen import amx
 from aerogel.layout import NUMPY, Array, Layout
 from aerogel.methods import Method
 from aerogel.reference import F64, activate, bound, convolve, from_float64, reference, to_float64
@@ -132,7 +133,7 @@ def _in_suite(offered: list[Config], case: Case) -> list[Config]:
         options = dict(config.options)
         if "width" in options:
             wanted = {(3, 2): ((3, 2, 6), (8, 2, 6)), (7, 1): ((2, 4, 4), (6, 4, 4)), (1, 1): ((1, 1, 1),)}[rows, columns]
-            return (options["filters"], options["width"], options["vectors"]) in wanted
+            return options["filters"] == amx.FILTERS or (options["filters"], options["width"], options["vectors"]) in wanted
         if "rows" in options:
             return (options["rows"], options["columns"]) == (rows, columns)
         return not options.get("aligned") or (options["vectors"] == (1, 5)[shape % 2] and case.seed % 9 == 0)

@@ -51,12 +51,12 @@ def emit(code: BlocksCode) -> str:
     module = ir.Module(name=str(code))
     e = Emit.start(module, ENTRY, [PTR, I64, I64])
     block, thread, threads = e.function.args
-    _Blocks(code, e, e.slots(block, ARGUMENTS, POINTERS), module).units(thread, threads)
+    Blocks(code, e, e.slots(block, ARGUMENTS, POINTERS), module).units(thread, threads)
     e.b.ret_void()
     return str(module)
 
 
-class _Blocks(Rows):
+class Blocks(Rows):
     """The loops of one kernel."""
 
     code: BlocksCode
@@ -64,6 +64,7 @@ class _Blocks(Rows):
     def __init__(self, code: BlocksCode, e: Emit, a: dict[str, Value], module: Value) -> None:
         super().__init__(code, e, a, module)
         self.vector = self.lanes * ITEM_BYTES["f32"]  # bytes of one vector of sums, or of the stage
+        self.value_bytes = ITEM_BYTES["f32"]  # of a panel's
 
     def opening(self, step: Value) -> Value:
         """Never: the tiles have left sums for every row."""
@@ -102,6 +103,7 @@ class _Blocks(Rows):
             (e.integer(a[name], t), e.integer(a[name], b.add(t, I64(1)))) for name in ("tile_row", "tile_panel")
         )
         count, value = b.sub(end, row), e.integer(a["tile_value"], t)
+        held = self.padded(count)
         stages = b.sdiv(b.add(count, b.sub(a["stage_rows"], I64(1))), a["stage_rows"])
 
         def staged(i: Value, _: list[Value]) -> None:
@@ -111,13 +113,17 @@ class _Blocks(Rows):
             self.gather(x, b.add(row, done), here, stage)
 
             def one(p: Value, _: list[Value]) -> None:
-                first = b.add(value, b.add(b.mul(b.sub(p, panel), count), done))
-                values = e.at(a["panel"], b.mul(first, I64(self.code.filters * 4)))
+                first = b.add(value, b.add(b.mul(b.sub(p, panel), held), done))
+                values = e.at(a["panel"], b.mul(first, I64(self.code.filters * self.value_bytes)))
                 self.panel(values, here, stage, b.mul(p, I64(self.code.filters)), sums)
 
             e.loop(panel, after, one)
 
         e.loop(I64(0), stages, staged)
+
+    def padded(self, count: Value) -> Value:
+        """Positions of a panel as they are stored."""
+        return count
 
     def gather(self, x: Value, first: Value, count: Value, stage: Value) -> None:
         """Bring the windows of `count` positions next to each other."""

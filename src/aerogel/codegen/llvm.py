@@ -30,17 +30,18 @@ log = logging.getLogger("aerogel")
 _CPU = {"avx512": "x86-64-v4", "avx2": "x86-64-v3", "generic": "x86-64", "neon": "generic"}
 _TRIPLE = {"neon": "aarch64-unknown-linux-gnu"}
 _HALF = {"avx512": "+avx512fp16", "neon": "+fullfp16"}
+_AMX = "+amx-tile,+amx-bf16"
 _DEFINE = re.compile(r"^(define [^\n]*\))", re.MULTILINE)
 _lock = threading.Lock()
 _loaded: dict[str, tuple[int, object]] = {}
 _jit: list[object] = []
 
 
-def object_code(text: str, isa: str, *, half: bool = False) -> bytes:
-    """Compile IR to an ELF object for an ISA; `half` allows its fp16 arithmetic. No cache, no host involved."""
+def object_code(text: str, isa: str, *, half: bool = False, amx: bool = False) -> bytes:
+    """Compile IR to an ELF object for an ISA; `half` allows its fp16 arithmetic, `amx` the matrix engine. No cache, no host."""
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
-    features = _HALF[isa] if half else ""
+    features = _HALF[isa] if half else _AMX if amx else ""
     triple = _TRIPLE.get(isa, "x86_64-unknown-linux-gnu")
     machine = llvm.Target.from_triple(triple).create_target_machine(
         cpu=_CPU[isa], features=features, opt=2, reloc="pic", codemodel="default"
@@ -62,22 +63,22 @@ def code_digest() -> str:
     return state.hexdigest()
 
 
-def function(name: str, entry: str, emit: Callable[[], str], isa: str, *, half: bool = False) -> int:
+def function(name: str, entry: str, emit: Callable[[], str], isa: str, *, half: bool = False, amx: bool = False) -> int:
     """The address of `entry` in the code called `name`: from memory, the disk cache, or `emit` and LLVM.
 
     `name` says everything the code depends on. Code this CPU cannot run is refused here, before it is ever called.
     """
-    key = hashlib.sha256(f"{code_digest()} {name} {isa} {half}".encode()).hexdigest()
+    key = hashlib.sha256(f"{code_digest()} {name} {isa} {half} {amx}".encode()).hexdigest()
     with _lock:
         if key in _loaded:
             return _loaded[key][0]
-        extras = ("avx512fp16",) if half and isa == "avx512" else ("fp16",) if half else ()
+        extras = ("amx_bf16",) if amx else ("avx512fp16",) if half and isa == "avx512" else ("fp16",) if half else ()
         if not Target(isa, extras).runs_here():
             raise PlanMismatch(
-                f"this code is for {isa}{' with fp16 arithmetic' if half else ''}; "
+                f"this code is for {isa}{' with AMX' if amx else ' with fp16 arithmetic' if half else ''}; "
                 f"this machine runs {', '.join(here_levels())}. Compile the model here."
             )
-        _loaded[key] = _link(_cached(key, emit, isa, half), entry, key)
+        _loaded[key] = _link(_cached(key, emit, isa, half, amx), entry, key)
         return _loaded[key][0]
 
 
@@ -90,7 +91,7 @@ def _link(code: bytes, entry: str, key: str) -> tuple[int, object]:
     return int(library[entry]), library
 
 
-def _cached(key: str, emit: Callable[[], str], isa: str, half: bool) -> bytes:
+def _cached(key: str, emit: Callable[[], str], isa: str, half: bool, amx: bool) -> bytes:
     path = cache_folder() / "objects" / f"{host().isa}-{key}.o"
     try:
         raw = path.read_bytes()
@@ -99,7 +100,7 @@ def _cached(key: str, emit: Callable[[], str], isa: str, half: bool) -> bytes:
         log.warning("ignoring a damaged cache entry: %s", path.name)
     except OSError:
         pass
-    code = object_code(emit(), isa, half=half)
+    code = object_code(emit(), isa, half=half, amx=amx)
     try:
         private_folder(path.parent)
         if path.parent.stat().st_uid != os.getuid() or path.parent.stat().st_mode & 0o022:

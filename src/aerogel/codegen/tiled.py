@@ -20,8 +20,8 @@ from itertools import pairwise, product
 import numpy as np
 
 from aerogel.candidate import POINTERS, Config, Kernel, Packed
-from aerogel.codegen import blocks, flat, llvm, sums
-from aerogel.errors import InvalidFile
+from aerogel.codegen import amx, blocks, flat, llvm, sums
+from aerogel.errors import InvalidFile, PlanMismatch
 from aerogel.layout import NUMPY, Array, Layout
 from aerogel.problem import Conv
 from aerogel.reference import to_float64
@@ -47,11 +47,29 @@ def unsupported(conv: Conv, target: Target) -> str | None:
     return sums.unsupported(conv.dtypes, target)
 
 
+def on_amx(conv: Conv, target: Target) -> bool:
+    """Whether tiles of this problem can go to the matrix engine; a panel then has the engine's number of filters."""
+    return "amx_bf16" in target.extras and (conv.dtypes.input, conv.dtypes.weight) == ("bf16", "bf16")
+
+
 def configs(name: str, conv: Conv, target: Target, inside: int, outside: int) -> Iterator[Config]:
     """Register blocks, pixels and stages, ordered by a cost model; `inside` and `outside` are nonzeros in tiles and in rows."""
     lanes, own = target.vector_bytes // 4, conv.c // conv.groups
     reads, _ = flat.layouts(conv, lanes, 1, False, (0, 0, 0, 0))
     live = max(1, -(-((conv.out[0] - 1) * reads.pitch + conv.out[1]) // lanes))
+
+    def config(filters: int, width: int, vectors: int, rows: int) -> Config:
+        units = max(1, conv.batch * -(-live // vectors))
+        groups = min(conv.k, 1 if target.threads == 1 else max(1, -(-4 * target.threads // units)))
+        fits = int(target.l1_bytes // (conv.r * vectors * target.vector_bytes))
+        channels = min(own, max(8, 1 << max(0, fits.bit_length() - 1)))
+        return Config.make(
+            name, filters=filters, width=width, vectors=vectors, rows=rows, channels=channels, groups=groups, ahead=4
+        )
+
+    if on_amx(conv, target):
+        for parts, rows in product((3, 2, 4, 1, 6), (1024, 512)):
+            yield config(amx.FILTERS, amx.WIDTH, amx.WIDTH * parts, rows)
     cost = {}
     for width, parts in product(range(1, min(live, 7) + 1), (1, 2, 3)):
         most = min(16, (_REGISTERS[target.isa] - 1) // width - 1, conv.k)
@@ -60,12 +78,8 @@ def configs(name: str, conv: Conv, target: Target, inside: int, outside: int) ->
                 for rows in (64, 128, 256):
                     point = filters, width, width * parts, rows
                     cost[point] = _cycles(conv, target, live, inside, outside, *point)
-    for filters, width, vectors, rows in sorted(cost, key=lambda point: cost[point]):
-        units = max(1, conv.batch * -(-live // vectors))
-        groups = min(conv.k, 1 if target.threads == 1 else max(1, -(-4 * target.threads // units)))
-        fits = int(target.l1_bytes // (conv.r * vectors * target.vector_bytes))
-        channels = min(own, max(8, 1 << max(0, fits.bit_length() - 1)))
-        yield Config.make(name, filters=filters, width=width, vectors=vectors, rows=rows, channels=channels, groups=groups, ahead=4)
+    for point in sorted(cost, key=lambda point: cost[point]):
+        yield config(*point)
 
 
 def _cycles(
@@ -191,7 +205,10 @@ def build(name: str, packed: Packed, conv: Conv, config: Config, target: Target,
     code = blocks.BlocksCode(
         target.isa, conv.dtypes, config["vectors"], flat.steps(conv), width=config["width"], filters=packed.meta["filters"]
     )
-    entry = llvm.function(str(code), blocks.ENTRY, lambda: blocks.emit(code), target.isa, half=False)
+    engine = code.filters == amx.FILTERS
+    if engine and not (on_amx(conv, target) and code.width == amx.WIDTH and config["rows"] % amx.PAIRED == 0):
+        raise PlanMismatch(f"{name}: panels of {amx.FILTERS} filters are for AMX in bf16, {amx.WIDTH} vectors wide")
+    entry = amx.function(code) if engine else llvm.function(str(code), blocks.ENTRY, lambda: blocks.emit(code), target.isa)
     a, channel_blocks = packed.arrays, packed.meta["channel_blocks"]
     owned, sizes = flat.arguments(a, channel_blocks, conv, code, reads, writes, config["ahead"])
     tiles, panels = len(a["tile_row"]) - 1, np.diff(a["tile_panel"])
@@ -202,7 +219,8 @@ def build(name: str, packed: Packed, conv: Conv, config: Config, target: Target,
     first = filters.astype(np.int64) // (conv.k // conv.groups) * (conv.c // conv.groups) * reads.plane(*conv.size)
     windows = flat.offsets(np.arange(np.prod(conv.weight_shape[1:])), np.array(0), conv, reads)
     offset = windows[a["tile_position"]] + np.repeat(first, np.diff(a["tile_row"]))
-    tile_values = np.concatenate([[0], np.cumsum(np.diff(a["tile_row"]).astype(np.int64) * panels)])
+    positions = np.diff(a["tile_row"]).astype(np.int64)
+    tile_values = np.concatenate([[0], np.cumsum((positions + (-positions % amx.PAIRED if engine else 0)) * panels)])
     own = {
         "tile": a["tile"],
         "tile_row": a["tile_row"],
@@ -210,7 +228,7 @@ def build(name: str, packed: Packed, conv: Conv, config: Config, target: Target,
         "tile_value": tile_values.astype(np.int32),
         "tile_offset": flat.in_bytes(offset, conv, reads),
         "member": np.where(a["member"] < 0, widest, slot).astype(np.int32),  # nobody's sums go past the last filter's
-        "panel": a["panel"] if conv.dtypes.weight == "f32" else to_float64(a["panel"], conv.dtypes.weight).astype(np.float32),
+        "panel": _values(a, code.filters, conv.dtypes.weight, engine),
     }
     owned |= {n: np.ascontiguousarray(array) for n, array in own.items()}
     sizes["stage_first"], sizes["stage_rows"] = (widest + 1) * code.vectors * lanes * 4, config["rows"]
@@ -218,3 +236,11 @@ def build(name: str, packed: Packed, conv: Conv, config: Config, target: Target,
     slots = {n: array.ctypes.data for n, array in owned.items()} | sizes
     arguments = np.array([0] * len(POINTERS) + [slots[n] for n in blocks.ARGUMENTS[len(POINTERS) :]], np.int64)
     return [Kernel(f"{name} {conv}", reads, writes, entry, arguments, sizes["scratch_thread"], tuple(owned.values()))]
+
+
+def _values(a: Mapping[str, Array], many: int, stored: str, engine: bool) -> Array:
+    """The panels' values as the kernel reads them."""
+    if engine:
+        blocks_ = [values.reshape(-1, many, values.shape[1]).transpose(0, 2, 1) for _, _, values in _tiles(a, many)]
+        return np.concatenate([np.zeros(0, a["panel"].dtype), *map(amx.panels, blocks_)])
+    return a["panel"] if stored == "f32" else to_float64(a["panel"], stored).astype(np.float32)
