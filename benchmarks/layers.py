@@ -30,7 +30,7 @@ from aerogel.methods import dense, direct
 from aerogel.plan import Timing
 from aerogel.target import Target, host
 from aerogel.tune.measure import interleaved
-from aerogel.tune.search import candidate
+from aerogel.tune.trial import candidate
 from benchmarks.patterns import Layer, distinct, load
 
 

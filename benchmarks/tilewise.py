@@ -34,7 +34,7 @@ from aerogel.pruning.masks import masks
 from aerogel.reference import from_float64
 from aerogel.target import Target, host
 from aerogel.tune.measure import interleaved
-from aerogel.tune.search import candidate
+from aerogel.tune.trial import candidate
 from benchmarks.opponents import prepare
 from benchmarks.patterns import distinct, load
 

@@ -48,8 +48,12 @@ class Fault:
 
 ROWS, TILES, SUMS = "codegen/rows.py", "codegen/tiles.py", "codegen/sums.py"
 EPILOGUE, EMIT, STRIDEPACK = "codegen/epilogue.py", "codegen/emit.py", "methods/stridepack.py"
-AMX, BLOCKS, TILED = "codegen/amx.py", "codegen/blocks.py", "codegen/tiled.py"
+AMX, LISTS, BLOCKS, TILED = "codegen/amx.py", "codegen/lists.py", "codegen/blocks.py", "codegen/tiled.py"
 DIRECT, FLAT, LAYOUT, REFERENCE = "methods/direct.py", "codegen/flat.py", "layout.py", "reference.py"
+
+METHOD = {TILES: "stridepack", STRIDEPACK: "stridepack", BLOCKS: "tilewise", TILED: "tilewise", LISTS: "actsparse"}
+METHOD["methods/actsparse.py"] = "actsparse"
+IDLE = (("idle-special", 60, "1"), ("idle", 60, "1"))
 
 FAULTS = (
     Fault(SUMS, "rest, many = e.loop(first, last, several, acc + [self.nothing] * (len(acc) * (chains - 1)), UNROLL)", "rest, many = first, acc * chains", "the unrolled part is left out, but its remainder runs it all", "tests/test_llvm.py::test_avx512_uses_whole_registers"),
@@ -107,6 +111,14 @@ FAULTS = (
     Fault(STRIDEPACK, "(channel % stage * _tile_rows(conv, rows) + i * conv.dilation[0])", "(channel % stage * _tile_rows(conv, rows) + i)", "rows of the tile forget their dilation"),
     Fault(STRIDEPACK, "return max(0, reach - reads.plane(*conv.size)), max(0, over)", "return max(0, reach - reads.plane(*conv.size) - 16), max(0, over)", "a tile's slack is a vector short"),
     Fault(STRIDEPACK, "work[least] += lengths[k] + 4", "work[least] += 1", "filters are dealt by number, not by work", "tests/test_stridepack.py::test_filters_are_dealt_so_that_groups_take_equal_time"),
+    Fault(LISTS, 'b.fcmp_unordered("!=", x,', 'b.fcmp_ordered("!=", x,', "a window of NaNs is taken for zeros"),
+    Fault(LISTS, "found = some if found is None else b.or_(found, some)", "found = some", "only the last vector of a window is looked at"),
+    Fault(LISTS, "counts = chunk(c, counts, end)", "counts = chunk(c, counts, b.add(row, b.mul(c, a[\"chunk\"])))", "the last, smaller chunk of positions is dropped"),
+    Fault(LISTS, "e.choose(b.icmp_signed(\"==\", c, I64(0)), opening, resumed)", "opening()", "sums of earlier chunks are lost"),
+    Fault(LISTS, "e.when(b.icmp_signed(\">=\", k, I64(0)),", "e.when(b.icmp_signed(\">=\", k, I64(-1)),", "nobody's sums are stored before the first plane"),
+    Fault(LISTS, "possible = b.mul(b.sub(end, row), I64(len(listed)))", "possible = b.sub(end, row)", "windows are counted for one list only", "tests/test_actsparse.py::test_active_windows_are_counted"),
+    Fault("methods/actsparse.py", "mask[~mask.any(1), 0] = True", "mask[:1, :0] = True", "a filter without nonzeros is not written"),
+    Fault("runtime/watch.py", "failed |= step.y in self._limits and", "failed |= False and", "dense data is not noticed", "tests/test_actsparse.py::test_dense_data_falls_back_and_comes_back"),
     Fault(AMX, "I8(_B[c % 2])", "I8(_B[0])", "both vectors of pixels meet the first one's stage", "tests/test_amx.py::test_emulated_tiles_are_right"),
     Fault(AMX, "b.sdiv(self.padded(count), I64(2)), nothing)", "I64(0), nothing)", "what fills up the last pairs of a stage is whatever stood there", "tests/test_amx.py::test_emulated_tiles_are_right"),
     Fault(AMX, "return self.b.and_(self.b.add(count, I64(PAIRED - 1)), I64(-PAIRED))", "return self.b.and_(count, I64(-PAIRED))", "positions beyond the last 32 are dropped", "tests/test_amx.py::test_emulated_tiles_are_right"),
@@ -204,8 +216,8 @@ def run(fault: Fault) -> str | None:
             done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, timeout=300)
             named = re.findall(r"^(?:FAILED|ERROR) (\S+?)(?:\[| |$)", done.stdout.decode(errors="replace"), re.MULTILINE)
             return (named or [fault.caught_by])[0] if done.returncode == 1 or done.returncode < 0 else None
-        method = "stridepack" if fault.file in (TILES, STRIDEPACK) else "tilewise" if fault.file in (BLOCKS, TILED) else "direct"
-        for kind, count, threads in SWEEPS:
+        method = METHOD.get(fault.file, "direct")
+        for kind, count, threads in (*(IDLE if method == "actsparse" else ()), *SWEEPS):
             command = [
                 sys.executable,
                 "-m",

@@ -6,6 +6,7 @@ import pytest
 
 from aerogel.methods import METHODS
 from aerogel.target import here_levels
+from aerogel.tune.search import SKIPPING
 from tests.suite.cases import edges
 from tests.suite.sweep import LIBRARY, sweep
 
@@ -20,7 +21,9 @@ COUNTS = {
     "half-special": 1_000,
 }
 LIBRARY_COUNTS = {"exact": 20_000}
-FEWER = {"tilewise": 0.5, "blockgemm": 0.1}
+IDLE_COUNTS = {"idle": 2_000, "idle-special": 1_000}
+"""For methods that look at what x holds."""
+FEWER = {"tilewise": 0.5, "blockgemm": 0.1, "actsparse": 0.5}
 """For CI's sake: what tiles leave over is `direct`'s own code, and blockgemm's format and kernel are tilewise's."""
 THREADED = 1_000
 
@@ -32,8 +35,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     scale = 0.02 if config.getoption("--quick") else 10 if config.getoption("--nightly") else 1
     cases: list[tuple[str, str, range, tuple[int, ...]]] = []
     for name in METHODS:
-        for kind, count in (LIBRARY_COUNTS if name in LIBRARY else COUNTS).items():
-            wanted = max(1, int(count * scale * FEWER.get(name, 1)))
+        counts = LIBRARY_COUNTS if name in LIBRARY else COUNTS | IDLE_COUNTS if name in SKIPPING else COUNTS
+        for kind, count in counts.items():
+            wanted = max(1, int(count * scale * (1 if kind in IDLE_COUNTS else FEWER.get(name, 1))))
             cases += [(name, kind, range(s, min(s + PIECE, wanted)), (1,)) for s in range(0, wanted, PIECE)]
         if name not in LIBRARY:
             wanted = max(1, int(THREADED * scale * FEWER.get(name, 1)))

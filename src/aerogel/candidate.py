@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,8 +51,37 @@ def _alike(mask: Array, kept: Array) -> int:
 
 
 @dataclass(frozen=True)
+class Idle:
+    """Percent of a layer's input that is zero on the calibration inputs: of its elements, of its vectors of VECTOR pixels (of rows
+    that follow each other), and of its channels within tiles of TILE x TILE pixels."""
+
+    elements: int
+    vectors: int
+    tiles: int
+
+    VECTOR: ClassVar[int] = 16
+    TILE: ClassVar[int] = 8
+
+    @staticmethod
+    def of(x: Array) -> Idle:
+        """Of images (n, c, h, w)."""
+        n, c, h, w = x.shape
+        zero = x == 0
+        flat = zero.reshape(n * c, h * w)
+        rows, columns = range(0, h, Idle.TILE), range(0, w, Idle.TILE)
+        vectors = np.logical_and.reduceat(flat, range(0, h * w, Idle.VECTOR), axis=1)
+        tiles = np.logical_and.reduceat(np.logical_and.reduceat(zero, rows, axis=2), columns, axis=3)
+        return Idle(*(round(100 * float(part.mean())) for part in (zero, vectors, tiles)))
+
+    def __str__(self) -> str:
+        return (
+            f"{self.elements} % of its input's elements, {self.vectors} % of vectors of pixels, {self.tiles} % of channels in tiles"
+        )
+
+
+@dataclass(frozen=True)
 class Stats:
-    """What is known of a layer's weights."""
+    """What is known of a layer: of its weights, and with calibration inputs of its own input."""
 
     weights: int
     nonzeros: int
@@ -62,6 +91,8 @@ class Stats:
     """Nonzeros at positions that most of a run of RUN filters keep: what tile-wise pruning leaves."""
     alike: int = 0
     """Percent of a filter's nonzeros that the filter most like it, of FEW looked at, keeps too; the average."""
+    idle: Idle | None = None
+    """Zeros of its input; None without calibration inputs."""
 
     @property
     def sparsity(self) -> float:
@@ -69,12 +100,12 @@ class Stats:
         return 1 - self.nonzeros / self.weights if self.weights else 0.0
 
     @staticmethod
-    def of(weight: Array) -> Stats:
+    def of(weight: Array, idle: Idle | None = None) -> Stats:
         mask = weight.reshape(weight.shape[0], -1) != 0
         kept = np.count_nonzero(mask, axis=1)
         runs = [majority(mask[filters]).sum() for filters in runs_of(kept)]
         return Stats(
-            weight.size, int(kept.sum()), int((kept == 0).sum()), int(kept.max(initial=0)), int(sum(runs)), _alike(mask, kept)
+            weight.size, int(kept.sum()), int((kept == 0).sum()), int(kept.max(initial=0)), int(sum(runs)), _alike(mask, kept), idle
         )  # fmt: skip
 
     def to_json(self) -> str:
@@ -84,7 +115,9 @@ class Stats:
     def from_json(text: str) -> Stats:
         try:
             values = json.loads(text)
-            return Stats(**{name: int(values[name]) for name in Stats.__annotations__})
+            idle = values["idle"]
+            known = None if idle is None else Idle(*(int(idle[n]) for n in ("elements", "vectors", "tiles")))
+            return Stats(**{name: int(values[name]) for name in Stats.__annotations__ if name != "idle"}, idle=known)
         except (ValueError, KeyError, TypeError) as why:
             raise InvalidFile(f"not the statistics of a layer: {why}") from None
 
@@ -153,6 +186,8 @@ class Kernel:
     scratch_bytes: int = 0
     owned: tuple[Array, ...] = ()
     call: Callable[[Any, Any, Any], Any] | None = None
+    counts: NDArray[np.int64] | None = None
+    """Of a kernel that skips what is zero in x: for each thread what it found active, and of how many; it only adds to them."""
 
     def bind(self, *, x: int, y: int, residual: int = 0, bias: int = 0, scratch: int = 0) -> NDArray[np.int64]:
         """The argument block for buffers at these addresses: a copy, so that two workspaces never share one."""

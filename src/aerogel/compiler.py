@@ -106,7 +106,8 @@ def compile(
             return ours
         advance("timing the whole model")
         judged = _judged(model, _batched(ours, call) if apart else ours, call, asked)
-        asked.store.put_model(key, judged.plan, judged.how, judged.notes)
+        if not samples:  # a record says nothing of what was calibrated
+            asked.store.put_model(key, judged.plan, judged.how, judged.notes)
         return judged
 
 

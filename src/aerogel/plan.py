@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from aerogel.candidate import Config
+from aerogel.candidate import Config, Idle
 from aerogel.errors import InvalidFile
 from aerogel.problem import Conv
 from aerogel.target import Target
@@ -57,6 +57,10 @@ class Choice:
     tried: tuple[tuple[Config, Timing], ...] = ()
     refused: tuple[tuple[str, str], ...] = ()
     in_network: Timing | None = None
+    idle: Idle | None = None
+    """Zeros of its input on the calibration inputs."""
+    most: float | None = None
+    """Of a layer that skips what is zero in its input: the share of active windows from which the next best is faster."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +78,7 @@ class Plan:
 
         return json.dumps(
             {
-                "format": "aerogel-plan-2",
+                "format": "aerogel-plan-3",
                 "target": str(self.target),
                 "model": timing(self.model),
                 "apart": self.apart,
@@ -89,6 +93,8 @@ class Plan:
                         "tried": [[str(config), timing(t)] for config, t in c.tried],
                         "refused": [list(r) for r in c.refused],
                         "in_network": timing(c.in_network),
+                        "idle": c.idle and [c.idle.elements, c.idle.vectors, c.idle.tiles],
+                        "most": c.most,
                     }
                     for c in self.choices
                 ],
@@ -101,8 +107,8 @@ class Plan:
         """The inverse of `to_json`. Any damage is an InvalidFile."""
         try:
             raw = json.loads(text)
-            if raw["format"] != "aerogel-plan-2":
-                raise InvalidFile(f"plan format '{raw['format']}' is not aerogel-plan-2")
+            if raw["format"] != "aerogel-plan-3":
+                raise InvalidFile(f"plan format '{raw['format']}' is not aerogel-plan-3")
             choices = tuple(
                 Choice(
                     str(c["layer"]),
@@ -114,6 +120,8 @@ class Plan:
                     tuple((Config.parse(config), _timing(t)) for config, t in c["tried"]),
                     tuple((str(method), str(why)) for method, why in c["refused"]),
                     None if c["in_network"] is None else _timing(c["in_network"]),
+                    None if c["idle"] is None else _idle(*c["idle"]),
+                    None if c["most"] is None else float(c["most"]),
                 )
                 for c in raw["choices"]
             )
@@ -123,6 +131,13 @@ class Plan:
             return Plan(Target.parse(raw["target"]), choices, model, raw["apart"])
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as why:
             raise InvalidFile(f"not a plan: {type(why).__name__} {why}") from None
+
+
+def _idle(elements: Any, vectors: Any, tiles: Any) -> Idle:
+    found = [int(v) for v in (elements, vectors, tiles)]
+    if not all(0 <= v <= 100 for v in found):
+        raise InvalidFile(f"zeros of an input are percents, not {found}")
+    return Idle(*found)
 
 
 def _timing(raw: dict[str, Any]) -> Timing:

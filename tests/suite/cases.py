@@ -18,7 +18,9 @@ from aerogel.problem import Conv, Dtypes
 from aerogel.reference import F64, from_float64, to_float64
 from tests.suite.pairs import cover
 
-KINDS = ("exact", "real", "edges", "special", "half", "half-edges", "half-special")
+KINDS = ("exact", "real", "edges", "special", "half", "half-edges", "half-special", "idle", "idle-special")
+ZEROS = (0.0, 0.5, 0.9, 0.99, 1.0)
+"""Of x, in the kinds that end in zeros of the feature map."""
 EDGE_FAMILIES = 6
 
 _EXACT: tuple[tuple[str, ...], ...] = (
@@ -61,7 +63,7 @@ def case(kind: str, seed: int, families: int = 0) -> Case:
         conv, density, empty = _edge(seed % len(edges()))
     else:
         conv, density, empty = _shape(kind, rng, few), float(rng.choice([0.05, 0.1, 0.3, 0.6])), bool(rng.random() < 0.05)
-    exact = kind == "exact" or ((edge or kind == "half") and seed % 2 == 0)
+    exact = kind == "exact" or ((edge or kind in ("half", "idle")) and seed % 2 == 0)
     menu = _EXACT if exact else _REAL
     conv = replace(conv, epilogue=menu[few.integers(len(menu))])
     if half:
@@ -73,6 +75,8 @@ def case(kind: str, seed: int, families: int = 0) -> Case:
     if empty:
         kept &= (rng.random(conv.k) < 0.5)[:, None, None, None]
     weight *= kept
+    if kind.startswith("idle"):
+        _empty(rng, x, ZEROS[seed % len(ZEROS)])
     if kind.endswith("special"):
         _poison(rng, x, half)
     d = conv.dtypes
@@ -91,6 +95,15 @@ def _in_tiles(rng: np.random.Generator, conv: Conv, density: float) -> NDArray[n
     tile = int(rng.choice([2, 8, 32]))
     kept = np.repeat(rng.random((-(-conv.k // tile), *conv.weight_shape[1:])) < density, tile, axis=0)[: conv.k]
     return np.asarray(kept ^ (rng.random(conv.weight_shape) < rng.choice([0, 0.02])))
+
+
+def _empty(rng: np.random.Generator, x: F64, share: float) -> None:
+    """Zeros as ReLU leaves them, half of them negative: single ones, runs within rows, or whole channels."""
+    n, c, h, w = x.shape
+    many = (1, 16, w)[int(rng.integers(3))]  # neighbours that go together; whole rows: the whole channel
+    gone = rng.random((n, c, 1 if many == w else h, -(-w // many))) < share
+    gone = np.broadcast_to(np.repeat(gone, many, axis=3)[..., :w], x.shape)
+    x[gone] = np.where(rng.random(int(gone.sum())) < 0.5, 0.0, -0.0)
 
 
 def _shapes(conv: Conv) -> tuple[tuple[int, ...], ...]:

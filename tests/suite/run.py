@@ -8,7 +8,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from aerogel.candidate import Config, Kernel, Stats
+from aerogel.candidate import Config, Idle, Kernel, Stats
 from aerogel.codegen import amx
 from aerogel.layout import NUMPY, Array, Layout
 from aerogel.methods import Method
@@ -18,8 +18,11 @@ from tests.suite.cases import Case
 from tests.suite.guard import Guarded
 
 CONFIGS = 60
-TILED = ("tilewise", "blockgemm")
+TILED = ("tilewise", "blockgemm", "actsparse")
 """Methods whose dense parts may hold zeros."""
+_BLOCKS = {(3, 2): ((3, 2, 6), (8, 2, 6)), (7, 1): ((2, 4, 4), (6, 4, 4)), (1, 1): ((1, 1, 1),)}
+_LISTS = {(3, 2): ((8, 1, 3), (4, 2, 4)), (7, 1): ((12, 1, 2), (4, 1, 7)), (1, 1): ((4, 1, 1), (8, 1, 1))}
+"""Filters, width and vectors of the panels that the suite compiles."""
 LARGEST = {"f32": 3.4028234663852886e38, "bf16": 3.3895313892515355e38, "f16": 65504.0}
 
 
@@ -90,7 +93,7 @@ class Expected:
 def worth_it(weight: Array) -> Stats:
     """Statistics with which no method refuses a weight because it does not pay: the suite wants every weight right."""
     stats = Stats.of(weight)
-    return replace(stats, weights=10 * stats.weights, shared=stats.nonzeros, alike=100)
+    return replace(stats, weights=10 * stats.weights, shared=stats.nonzeros, alike=100, idle=Idle(90, 90, 90))
 
 
 def faults(method: Method, target: Target, case: Case, expected: Expected, threads: tuple[int, ...] = (1,)) -> str | None:
@@ -132,8 +135,11 @@ def _in_suite(offered: list[Config], case: Case) -> list[Config]:
     def fits(config: Config, rows: int, columns: int) -> bool:
         options = dict(config.options)
         if "width" in options:
-            wanted = {(3, 2): ((3, 2, 6), (8, 2, 6)), (7, 1): ((2, 4, 4), (6, 4, 4)), (1, 1): ((1, 1, 1),)}[rows, columns]
-            return options["filters"] == amx.FILTERS or (options["filters"], options["width"], options["vectors"]) in wanted
+            menu = _LISTS if "chunk" in options else _BLOCKS
+            return (
+                options["filters"] == amx.FILTERS
+                or (options["filters"], options["width"], options["vectors"]) in menu[rows, columns]
+            )
         if "rows" in options:
             return (options["rows"], options["columns"]) == (rows, columns)
         return not options.get("aligned") or (options["vectors"] == (1, 5)[shape % 2] and case.seed % 9 == 0)

@@ -27,6 +27,7 @@ FAMILIES = {
     ("direct", True): 12,
     ("tilewise", True): 12,
     ("blockgemm", True): 12,
+    ("actsparse", True): 12,
 }
 """Where code depends on the problem's shape, or on many element types (True), so many shapes are met, each many times."""
 LIBRARY = ("dense",)

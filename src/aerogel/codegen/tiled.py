@@ -211,24 +211,18 @@ def build(name: str, packed: Packed, conv: Conv, config: Config, target: Target,
     entry = amx.function(code) if engine else llvm.function(str(code), blocks.ENTRY, lambda: blocks.emit(code), target.isa)
     a, channel_blocks = packed.arrays, packed.meta["channel_blocks"]
     owned, sizes = flat.arguments(a, channel_blocks, conv, code, reads, writes, config["ahead"])
-    tiles, panels = len(a["tile_row"]) - 1, np.diff(a["tile_panel"])
+    panels = np.diff(a["tile_panel"])
     group = np.repeat(np.arange(len(a["tile"]) - 1), np.diff(a["tile"]))
     widest = int(np.diff(a["group"]).max())
     slot = a["member"] - np.repeat(a["group"][group], panels * code.filters)
-    filters = a["member"][a["tile_panel"][:-1] * code.filters] if tiles else np.zeros(0, np.int64)
-    first = filters.astype(np.int64) // (conv.k // conv.groups) * (conv.c // conv.groups) * reads.plane(*conv.size)
-    windows = flat.offsets(np.arange(np.prod(conv.weight_shape[1:])), np.array(0), conv, reads)
-    offset = windows[a["tile_position"]] + np.repeat(first, np.diff(a["tile_row"]))
-    positions = np.diff(a["tile_row"]).astype(np.int64)
-    tile_values = np.concatenate([[0], np.cumsum((positions + (-positions % amx.PAIRED if engine else 0)) * panels)])
     own = {
         "tile": a["tile"],
         "tile_row": a["tile_row"],
         "tile_panel": a["tile_panel"],
-        "tile_value": tile_values.astype(np.int32),
-        "tile_offset": flat.in_bytes(offset, conv, reads),
+        "tile_value": first_values(a, amx.PAIRED if engine else 1),
+        "tile_offset": windows(a, conv, code.filters, reads),
         "member": np.where(a["member"] < 0, widest, slot).astype(np.int32),  # nobody's sums go past the last filter's
-        "panel": _values(a, code.filters, conv.dtypes.weight, engine),
+        "panel": panel_values(a, code.filters, conv.dtypes.weight, engine),
     }
     owned |= {n: np.ascontiguousarray(array) for n, array in own.items()}
     sizes["stage_first"], sizes["stage_rows"] = (widest + 1) * code.vectors * lanes * 4, config["rows"]
@@ -238,7 +232,21 @@ def build(name: str, packed: Packed, conv: Conv, config: Config, target: Target,
     return [Kernel(f"{name} {conv}", reads, writes, entry, arguments, sizes["scratch_thread"], tuple(owned.values()))]
 
 
-def _values(a: Mapping[str, Array], many: int, stored: str, engine: bool) -> Array:
+def windows(a: Mapping[str, Array], conv: Conv, many: int, reads: Layout) -> Array:
+    """Bytes from an output pixel to the window of each tile's positions."""
+    filters = a["member"][a["tile_panel"][:-1] * many] if len(a["tile_panel"]) > 1 else np.zeros(0, np.int64)
+    first = filters.astype(np.int64) // (conv.k // conv.groups) * (conv.c // conv.groups) * reads.plane(*conv.size)
+    every = flat.offsets(np.arange(np.prod(conv.weight_shape[1:])), np.array(0), conv, reads)
+    return flat.in_bytes(every[a["tile_position"]] + np.repeat(first, np.diff(a["tile_row"])), conv, reads)
+
+
+def first_values(a: Mapping[str, Array], multiple: int = 1) -> Array:
+    """Where each tile's values begin, in rows of a panel; a panel has positions up to a multiple of so many."""
+    positions = np.diff(a["tile_row"]).astype(np.int64)
+    return np.concatenate([[0], np.cumsum((positions + -positions % multiple) * np.diff(a["tile_panel"]))]).astype(np.int32)
+
+
+def panel_values(a: Mapping[str, Array], many: int, stored: str, engine: bool = False) -> Array:
     """The panels' values as the kernel reads them."""
     if engine:
         blocks_ = [values.reshape(-1, many, values.shape[1]).transpose(0, 2, 1) for _, _, values in _tiles(a, many)]

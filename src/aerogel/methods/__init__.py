@@ -21,7 +21,7 @@ from aerogel.layout import Array, Layout
 from aerogel.problem import Conv
 from aerogel.target import Target
 
-METHODS = ("dense", "direct", "stridepack", "tilewise", "blockgemm")
+METHODS = ("dense", "direct", "stridepack", "tilewise", "blockgemm", "actsparse")
 
 
 class Method(Protocol):

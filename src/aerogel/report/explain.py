@@ -27,6 +27,7 @@ class Report:
         lines = [self.headline, ""]
         for row in self.layers:
             lines.append(f"{row['layer']}  {row['conv']}  {row['sparsity']:.0%} zeros")
+            lines += [f"    zero are {row['idle']}"] if row["idle"] else []
             lines.append(f"    {row['chosen']}{_times(row)}")
             lines += [f"    not {name}: {why}" for name, why in row["others"].items()]
         return "\n".join([*lines, "", *self.notes])
@@ -97,9 +98,17 @@ def _row(choice: Choice) -> dict[str, Any]:
     named = f"{choice.config} ({method(choice.config.method).PAPER})"
     return {
         "layer": choice.layer, "conv": str(choice.conv), "sparsity": choice.sparsity,
-        "chosen": named + (f"; {choice.reason}" if choice.reason else ""),
+        "chosen": named + (f"; {choice.reason}" if choice.reason else "") + _limit(choice),
+        "idle": str(choice.idle) if choice.idle else "",
         "us": mine_us, "dense_us": dense_us, "in_network_us": choice.in_network and choice.in_network.p50_us, "others": others,
     }  # fmt: skip
+
+
+def _limit(choice: Choice) -> str:
+    """From where on a layer that skips zeros of its input is left to the next best."""
+    if choice.most is None or choice.most >= 1:
+        return ""
+    return f"; falls back where more than {choice.most:.0%} of the windows are not zero"
 
 
 def _times(row: dict[str, Any]) -> str:

@@ -27,6 +27,7 @@ from aerogel.runtime import operator, pool
 from aerogel.runtime.eager import channels_last
 from aerogel.runtime.program import NATIVE, Packs, Program, build
 from aerogel.runtime.stays import problem
+from aerogel.runtime.watch import Watch, without
 from aerogel.runtime.workspace import OtherShape, Workspace
 from aerogel.target import host
 
@@ -192,6 +193,7 @@ class Compiled(torch.nn.Module):
         self._programs: OrderedDict[Any, Program] = OrderedDict()
         self._free: dict[Any, list[Workspace]] = {}
         self._warned = False
+        self._watch = Watch(self.plan)
         self._number = operator.register(self)
 
     @property
@@ -261,11 +263,15 @@ class Compiled(torch.nn.Module):
     def _once(self, inputs: list[Any], threads: int) -> list[Any]:
         assert self.network is not None
         network = self.network
-        key = (threads, *_sizes(inputs))
+        skips = self._watch.skips()
+        key = (threads, skips, *_sizes(inputs))
         with torch.no_grad():
-            workspace = self._take(key, inputs, threads)
+            workspace = self._take(key, inputs, threads, skips)
             try:
-                return network.outputs(workspace.run(inputs))
+                found = network.outputs(workspace.run(inputs))
+                if skips:
+                    self._watch.look(workspace.program)
+                return found
             except OtherShape:  # sizes that depend on data: torch runs this call
                 return network.outputs(interpret.run(network.graph, network.constants, inputs))
             finally:
@@ -273,7 +279,7 @@ class Compiled(torch.nn.Module):
                     if key in self._programs:
                         self._free.setdefault(key, []).append(workspace)
 
-    def _take(self, key: Any, inputs: list[Any], threads: int) -> Workspace:
+    def _take(self, key: Any, inputs: list[Any], threads: int, skips: bool) -> Workspace:
         assert self.network is not None
         with self._lock:
             program = self._programs.get(key)
@@ -283,7 +289,7 @@ class Compiled(torch.nn.Module):
                     return self._free[key].pop()
         if program is None:
             shapes = self.network.shapes(inputs)
-            program = self.network.program(shapes, self._choices(shapes, threads), threads)
+            program = self.network.program(shapes, self._choices(shapes, threads, skips), threads)
             with self._lock:
                 self._programs[key] = program
                 while len(self._programs) > SHAPES:
@@ -291,10 +297,12 @@ class Compiled(torch.nn.Module):
                     self._free.pop(gone, None)
         return self.network.workspace(program, threads)
 
-    def _choices(self, shapes: Mapping[str, tuple[int, ...]], threads: int) -> dict[str, Config]:
+    def _choices(self, shapes: Mapping[str, tuple[int, ...]], threads: int, skips: bool = True) -> dict[str, Config]:
         """The plan's choices; at other sizes the same methods, each with its own first configuration for them."""
         assert self.network is not None
         tuned = {c.node: c for c in self.plan.choices}
+        if not skips:
+            tuned |= {node: replace(tuned[node], config=config) for node, config in without(tuned).items()}
         chosen = {}
         for node in self.network.convs():
             if node.name not in tuned:
@@ -303,7 +311,8 @@ class Compiled(torch.nn.Module):
             if conv == choice.conv and threads == self.plan.target.threads:
                 chosen[node.name] = choice.config
                 continue
-            module, target, stats = method(choice.config.method), replace(host(), threads=threads), self.network.stats(node)
+            module, target = method(choice.config.method), replace(host(), threads=threads)
+            stats = replace(self.network.stats(node), idle=choice.idle)
             if module.refuse(conv, target, stats) is None:
                 native = choice.config.method in NATIVE
                 chosen[node.name] = next(module.configs(conv, target, stats)) if native else choice.config

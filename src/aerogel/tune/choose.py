@@ -21,6 +21,7 @@ from aerogel.runtime.module import Network, Timings
 from aerogel.runtime.program import NATIVE
 from aerogel.runtime.stays import staying
 from aerogel.tune import search
+from aerogel.tune.activity import seen
 from aerogel.tune.assign import assigned
 from aerogel.tune.error import accurate
 from aerogel.tune.store import Store
@@ -125,7 +126,8 @@ def _refined(network: Network, shapes: Any, choices: list[Choice], inputs: list[
 def _layers(network: Network, shapes: Any, asked: Asked, advance: Advance) -> list[Choice]:
     """One Choice for each convolution; layers alike share their timings."""
     choices = []
-    groups = search.group_layers(network.graph, shapes, network.arrays)
+    real = seen(network, asked.samples)
+    groups = search.group_layers(network.graph, shapes, network.arrays, {name: own.idle for name, own in real.items()})
     effort, store = asked.effort, asked.store
     if effort is not None and effort.seconds is not None:
         effort = replace(effort, seconds=effort.seconds / len(groups))
@@ -135,13 +137,16 @@ def _layers(network: Network, shapes: Any, asked: Asked, advance: Advance) -> li
         if effort is None:
             timed = search.rule(conv, weight, store.target, asked.names)
         else:
-            kind = f"{asked.tune} {asked.names}"
+            own = real.get(node.name)
+            kind = f"{asked.tune} {asked.names}" + ("" if own is None else f" {own.idle}")
             found = store.layer(conv, weight, kind)
-            timed = found or search.time_layer(conv, weight, store.target, asked.names, effort, store.near(conv, weight, kind))
+            near = () if found else store.near(conv, weight, kind)
+            timed = found or search.time_layer(conv, weight, store.target, asked.names, effort, near, own)
             if found is None:
                 store.put_layer(weight, timed, kind)
-        for other, own in group:
-            sparsity = network.stats(other).sparsity
-            choices.append(replace(timed, layer=other.layer or other.name, node=other.name, conv=own, sparsity=sparsity))
+        for other, alike in group:
+            sparsity, idle = network.stats(other).sparsity, real[other.name].idle if other.name in real else None
+            named = replace(timed, layer=other.layer or other.name, node=other.name, conv=alike, sparsity=sparsity, idle=idle)
+            choices.append(named)
     order = {node.name: i for i, node in enumerate(network.graph.nodes)}
     return sorted(choices, key=lambda c: order[c.node])

@@ -8,30 +8,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, cycle, islice
-from math import prod
-from typing import Any
+from itertools import chain, islice
+from types import MappingProxyType
 
 import numpy as np
 
-from aerogel.candidate import Config, Kernel, Stats
+from aerogel.candidate import Config, Idle, Stats
 from aerogel.errors import AerogelError
 from aerogel.graph import Graph, Node
-from aerogel.layout import Array, Layout
+from aerogel.layout import Array
 from aerogel.methods import METHODS, method
 from aerogel.plan import Choice, Timing
 from aerogel.problem import Conv
-from aerogel.reference import from_float64
-from aerogel.runtime import pool
 from aerogel.runtime.program import NATIVE
 from aerogel.runtime.stays import problem
 from aerogel.target import Target
+from aerogel.tune.activity import Seen, break_even
 from aerogel.tune.measure import ROUND_US, interleaved
+from aerogel.tune.trial import candidate
 
 DENSE = 4
 """Configurations of dense that are timed: all of them."""
 FIRST, NEAR, FAR = 3, 1.5, 4.0
 """After FIRST rounds candidates at NEAR times their method's best are given up, and methods at FAR times the best."""
+SKIPPING = ("actsparse",)
+"""Methods whose time depends on what x holds."""
 KEEP = 1.02
 """A candidate is kept where the lower quartile of its paired ratios to the baseline is above this."""
 
@@ -65,14 +66,21 @@ def keep(timing: Timing) -> bool:
 
 
 def time_layer(
-    conv: Conv, weight: Array, target: Target, names: Iterable[str], effort: Effort, known: Sequence[Config] = ()
+    conv: Conv,
+    weight: Array,
+    target: Target,
+    names: Iterable[str],
+    effort: Effort,
+    known: Sequence[Config] = (),
+    seen: Seen | None = None,
 ) -> Choice:
     """Every method's likely configurations of one layer, beside the dense ones, in the same rounds.
 
     `known` are configurations of a similar layer, the fastest first: they come before the cost model's own, and fewer are needed.
+    `seen` is what real inputs give the layer: it is then timed on them.
     """
-    stats, rng = Stats.of(weight), np.random.default_rng(0)
-    x = rng.standard_normal(conv.x_shape).astype(np.float32)
+    stats, rng = Stats.of(weight, None if seen is None else seen.idle), np.random.default_rng(0)
+    x = rng.standard_normal(conv.x_shape).astype(np.float32) if seen is None else seen.fitted(conv.x_shape)
     bias = rng.standard_normal(conv.k).astype(np.float32)
     configs, calls, refused = list[Config](), list[Callable[[], object]](), list[tuple[str, str]]()
     for name in METHODS:
@@ -100,7 +108,12 @@ def time_layer(
     timings = [Timing.of(t, times[dense][: len(t)]) for t in times]
     best = min(left, key=lambda i: middle[i] if keep(timings[i]) or i == dense else np.inf)
     order = sorted(range(len(configs)), key=lambda i: (i not in left, middle[i]))
-    return Choice("", "", conv, configs[best], stats.sparsity, "", tuple((configs[i], timings[i]) for i in order), tuple(refused))
+    tried = tuple((configs[i], timings[i]) for i in order)
+    limit: float | None = None
+    if configs[best].method in SKIPPING:
+        other = next(c for c, _ in tried if c.method not in SKIPPING)
+        limit = break_even(conv, configs[best], other, weight, x, bias, target, effort.rounds)
+    return Choice("", "", conv, configs[best], stats.sparsity, "", tried, tuple(refused), None, stats.idle, limit)
 
 
 def medians(pairs: Sequence[tuple[Array, Config]], conv: Conv, target: Target, rounds: int) -> list[float]:
@@ -119,72 +132,22 @@ def worth(methods: Sequence[str], us: Sequence[float]) -> list[int]:
     return [i for i, (name, t) in enumerate(zip(methods, us, strict=True)) if t <= near[name] * best[name]]
 
 
-def candidate(conv: Conv, config: Config, weight: Array, x: Array, bias: Array, target: Target) -> Callable[[], object]:
-    """A call that runs one configuration on buffers that rotate through more than L2."""
-    module = method(config.method)
-    reads, writes = module.layouts(conv, config, target, conv.pad if conv.stride == (1, 1) else (0, 0, 0, 0))
-    kernels = module.build(module.pack(weight, conv, config), conv, config, target, reads, writes)
-    copies = min(8, 1 + 2 * target.l2_bytes // (4 * (prod(conv.x_shape) + prod(conv.y_shape))))
-    first = kernels[0].call
-    if first is not None:
-        return _library(first, conv, reads, writes, x, bias, copies)
-    return _rotating(kernels, conv, reads, writes, x, bias, copies, target.threads)
-
-
-def _library(
-    call: Callable[[Any, Any, Any], Any], conv: Conv, reads: Layout, writes: Layout, x: Array, bias: Array, copies: int
-) -> Callable[[], object]:
-    from aerogel.methods.dense import to_torch
-
-    d = conv.dtypes
-    turn = cycle([to_torch(_laid(x, reads), d.input) for _ in range(copies)])
-    own = to_torch(bias, "f32") if "bias" in conv.epilogue else None
-    beside = to_torch(_laid(np.zeros(conv.y_shape, np.float32), writes), d.output) if "add" in conv.epilogue else None
-    return lambda: call(next(turn), own, beside)
-
-
-def _laid(x: Array, layout: Layout) -> Array:
-    buffer = layout.allocate(x.shape)
-    layout.write(buffer, from_float64(x, layout.dtype))
-    return layout.view(buffer, x.shape)
-
-
-def _rotating(
-    kernels: list[Kernel], conv: Conv, reads: Layout, writes: Layout, x: Array, bias: Array, copies: int, threads: int
-) -> Callable[[], object]:
-    scratch = np.empty(max(k.scratch_bytes for k in kernels) * threads + 64, np.uint8)
-    start = scratch.ctypes.data + -scratch.ctypes.data % 64
-    beside = writes.allocate(conv.y_shape)
-    beside[:] = 0
-    kept: list[object] = [scratch, bias, beside]
-    segments = []
-    for _ in range(copies):
-        xb, yb = reads.allocate(conv.x_shape), writes.allocate(conv.y_shape)
-        reads.write(xb, from_float64(x, reads.dtype))
-        kept += [xb, yb]
-        addresses = {"x": xb.ctypes.data, "y": yb.ctypes.data, "bias": bias.ctypes.data, "scratch": start}
-        if "add" in conv.epilogue:
-            addresses["residual"] = beside.ctypes.data
-        segments.append(pool.Segment([(k, k.bind(**addresses)) for k in kernels], threads))
-    turn = cycle(segments)
-
-    def run(_kept: object = kept) -> None:
-        next(turn)()
-
-    return run
-
-
 def group_layers(
-    graph: Graph, shapes: Mapping[str, tuple[int, ...]], weights: Mapping[str, Array]
+    graph: Graph,
+    shapes: Mapping[str, tuple[int, ...]],
+    weights: Mapping[str, Array],
+    idle: Mapping[str, Idle] = MappingProxyType({}),
 ) -> list[list[tuple[Node, Conv]]]:
-    """Layers with the same problem and, to a percent, the same sparsity are timed once; those pruned tile-wise apart."""
-    groups: dict[tuple[str, float, float], list[tuple[Node, Conv]]] = {}
+    """Layers with the same problem and, to a percent, the same sparsity are timed once; apart are those pruned tile-wise, and those
+    whose inputs have other shares of zeros."""
+    groups: dict[tuple[str, float, float, int | None], list[tuple[Node, Conv]]] = {}
     for node in graph.nodes:
         if node.conv is not None:
             conv = problem(node, shapes)
             stats = Stats.of(weights[node.conv_inputs()[1]])
             tiled = stats.shared / max(1, stats.nonzeros)
-            groups.setdefault((str(conv), round(1 - stats.sparsity, 2), round(tiled, 1)), []).append((node, conv))
+            zeros = idle[node.name].vectors // 10 if node.name in idle else None
+            groups.setdefault((str(conv), round(1 - stats.sparsity, 2), round(tiled, 1), zeros), []).append((node, conv))
     return list(groups.values())
 
 

@@ -14,7 +14,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from functools import cache
 from importlib.metadata import version
@@ -73,7 +73,7 @@ def not_offered(choices: Sequence[Choice], weights: Sequence[Array], target: Tar
     """The first choice with a configuration that its method does not offer for its layer; layers alike are looked at once."""
     alike = set[str]()
     for choice, weight in zip(choices, weights, strict=True):
-        stats = Stats.of(weight)
+        stats = Stats.of(weight, choice.idle)
         named = f"{choice.conv} {choice.config} {[str(c) for c, _ in choice.tried]} {stats}"
         if named not in alike and not offered(choice, stats, target):
             return choice
@@ -109,7 +109,7 @@ class Store:
         if found is None or len(found.plan.choices) != 1:
             return None
         (choice,) = found.plan.choices
-        return choice if choice.conv == conv and offered(choice, Stats.of(weight), self.target) else None
+        return choice if choice.conv == conv and offered(choice, Stats.of(weight, choice.idle), self.target) else None
 
     def near(self, conv: Conv, weight: Array, effort: str) -> tuple[Config, ...]:
         """Configurations of the same problem at the nearest density, fastest first: an order for candidates, no more."""
@@ -121,7 +121,7 @@ class Store:
             if found is not None and len(found.plan.choices) == 1:
                 (choice,) = found.plan.choices
                 apart = abs(1 - choice.sparsity - density) / max(density, 1e-9)
-                if choice.conv == conv and apart < best[0] and offered(choice, stats, self.target):
+                if choice.conv == conv and apart < best[0] and offered(choice, replace(stats, idle=choice.idle), self.target):
                     best = (apart, tuple(c for c, _ in choice.tried))  # type: ignore[assignment]
         return best[1]
 
