@@ -33,7 +33,8 @@ from torch.nn import functional as F
 
 import aerogel
 
-BATCH = 256
+BATCH, TUNED = 256, 128
+"""Images of a step of dense training, and while pruned."""
 SOFT = 3.0
 """The temperature at which the dense model's answers are learned (distillation)."""
 WAYS = {"magnitude": ("unstructured", 0.9), "tilewise": ("tilewise", 0.75), "tew": ("tew", 0.75), "blocks": ("16x1", 0.8)}
@@ -86,18 +87,25 @@ def made_up(count: int) -> Data:
 
 
 def train(
-    model: nn.Module, data: Data, steps: int, rate: float, what: str, schedule: Any = None, teacher: Tensor | None = None
+    model: nn.Module,
+    data: Data,
+    steps: int,
+    batch: int,
+    rate: float,
+    what: str,
+    schedule: Any = None,
+    teacher: Tensor | None = None,
 ) -> None:
     """Any loop will do; `schedule.step()` is the only line that pruning adds. `teacher` has a dense model's answers for every image
     as it is and flipped."""
     x, labels = data
     optimizer = torch.optim.AdamW(model.parameters(), rate, weight_decay=0.01)
     rates = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=steps, pct_start=0.2)
-    model.train()
+    model.to(memory_format=torch.channels_last).train()  # type: ignore[call-overload]
     for _ in track(range(steps), what, transient=True, console=Console(stderr=True)):
-        chosen = torch.randint(len(x), (BATCH,))
-        images = x[chosen]
-        flipped = torch.rand(BATCH) < 0.5
+        chosen = torch.randint(len(x), (batch,))
+        images = x[chosen].to(memory_format=torch.channels_last)
+        flipped = torch.rand(batch) < 0.5
         images = torch.where(flipped[:, None, None, None], images.flip(3), images)
         optimizer.zero_grad()
         answers = model(images)
@@ -109,7 +117,7 @@ def train(
         rates.step()
         if schedule is not None:
             schedule.step()
-    model.eval()
+    model.to(memory_format=torch.contiguous_format).eval()  # type: ignore[call-overload]
 
 
 def answers(model: nn.Module, x: Tensor) -> Tensor:
@@ -133,7 +141,7 @@ def one_seed(seed: int, data: Data, test: Data, given: argparse.Namespace) -> di
         if kept and kept.exists():
             model.load_state_dict(load_file(kept))
         elif name == "dense":
-            train(model, data, given.steps, 4e-3, f"seed {seed}: dense")
+            train(model, data, given.steps, BATCH, 4e-3, f"seed {seed}: dense")
         else:
             if teacher is None:
                 teacher = torch.stack([answers(found["dense"][1], x) for x in (data[0], data[0].flip(3))])
@@ -151,10 +159,10 @@ def pruned(model: nn.Module, name: str, data: Data, steps: int, what: str, teach
     schedule = aerogel.Schedule(
         model, sparsity, max(1, steps // 2), every=max(1, steps // 40), pattern=pattern, scope="global", exclude=["stem.0", "head"]
     )
-    train(model, data, steps, 3e-3, what, schedule, teacher)
+    train(model, data, steps, TUNED, 3e-3, what, schedule, teacher)
     if name == "blocks":
         aerogel.reprune(model, data[0][:1])
-        train(model, data, max(1, steps // 4), 1e-3, f"{what}, re-pruned", None, teacher)
+        train(model, data, max(1, steps // 4), TUNED, 1e-3, f"{what}, re-pruned", None, teacher)
     return aerogel.finalize(model)
 
 
@@ -164,8 +172,8 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="few steps on made-up images")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--first-seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=1400, help="of 256 images, dense")
-    parser.add_argument("--tuning", type=int, default=800, help="steps while and after pruning")
+    parser.add_argument("--steps", type=int, default=1400, help=f"of {BATCH} images, dense")
+    parser.add_argument("--tuning", type=int, default=800, help=f"steps of {TUNED} images while and after pruning")
     parser.add_argument("--models", type=Path, help="a folder to keep trained models in, and to take them from")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plot", type=Path)
