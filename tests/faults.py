@@ -48,7 +48,7 @@ class Fault:
 
 ROWS, TILES, SUMS = "codegen/rows.py", "codegen/tiles.py", "codegen/sums.py"
 EPILOGUE, EMIT, STRIDEPACK = "codegen/epilogue.py", "codegen/emit.py", "methods/stridepack.py"
-AMX, LISTS, BLOCKS, TILED = "codegen/amx.py", "codegen/lists.py", "codegen/blocks.py", "codegen/tiled.py"
+AMX, BANDS, LISTS, BLOCKS, TILED = "codegen/amx.py", "codegen/bands.py", "codegen/lists.py", "codegen/blocks.py", "codegen/tiled.py"
 DIRECT, FLAT, LAYOUT, REFERENCE = "methods/direct.py", "codegen/flat.py", "layout.py", "reference.py"
 
 METHOD = {TILES: "stridepack", STRIDEPACK: "stridepack", BLOCKS: "tilewise", TILED: "tilewise", LISTS: "actsparse"}
@@ -119,6 +119,10 @@ FAULTS = (
     Fault(LISTS, "possible = b.mul(b.sub(end, row), I64(len(listed)))", "possible = b.sub(end, row)", "windows are counted for one list only", "tests/test_actsparse.py::test_active_windows_are_counted"),
     Fault("methods/actsparse.py", "mask[~mask.any(1), 0] = True", "mask[:1, :0] = True", "a filter without nonzeros is not written"),
     Fault("runtime/watch.py", "failed |= step.y in self._limits and", "failed |= False and", "dense data is not noticed", "tests/test_actsparse.py::test_dense_data_falls_back_and_comes_back"),
+    Fault(BANDS, '"top": b.sub(first, wanted),', '"top": I64(0),', "the padding of a band's first rows is taken for rows", "tests/test_fused.py::test_the_same_bits_as_apart"),
+    Fault(BANDS, 'first = b.select(b.icmp_signed("<", first, last), first, last)', "first = b.add(first, I64(0))", "the last band reads past the image", "tests/test_fused.py::test_the_same_bits_as_apart"),
+    Fault(BANDS, "b.select(final, b.sub(a[\"plane_elements\"], done), b.mul(rows, a[\"y_pitch\"]))", "b.mul(rows, a[\"y_pitch\"])", "the border under a pooled plane is left as it was", "tests/test_fused.py::test_the_same_bits_as_apart"),
+    Fault("runtime/fused.py", "replace(conv, n=1), config", "conv, config", "every band is computed for all images", "tests/test_fused.py::test_the_same_bits_as_apart"),
     Fault(AMX, "I8(_B[c % 2])", "I8(_B[0])", "both vectors of pixels meet the first one's stage", "tests/test_amx.py::test_emulated_tiles_are_right"),
     Fault(AMX, "b.sdiv(self.padded(count), I64(2)), nothing)", "I64(0), nothing)", "what fills up the last pairs of a stage is whatever stood there", "tests/test_amx.py::test_emulated_tiles_are_right"),
     Fault(AMX, "return self.b.and_(self.b.add(count, I64(PAIRED - 1)), I64(-PAIRED))", "return self.b.and_(count, I64(-PAIRED))", "positions beyond the last 32 are dropped", "tests/test_amx.py::test_emulated_tiles_are_right"),

@@ -61,6 +61,8 @@ class Choice:
     """Zeros of its input on the calibration inputs."""
     most: float | None = None
     """Of a layer that skips what is zero in its input: the share of active windows from which the next best is faster."""
+    pooled: bool = False
+    """Whether its kernel also does the pooling after it."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,7 @@ class Plan:
                         "in_network": timing(c.in_network),
                         "idle": c.idle and [c.idle.elements, c.idle.vectors, c.idle.tiles],
                         "most": c.most,
+                        "pooled": c.pooled,
                     }
                     for c in self.choices
                 ],
@@ -122,15 +125,20 @@ class Plan:
                     None if c["in_network"] is None else _timing(c["in_network"]),
                     None if c["idle"] is None else _idle(*c["idle"]),
                     None if c["most"] is None else float(c["most"]),
+                    _flag(c["pooled"]),
                 )
                 for c in raw["choices"]
             )
             model = None if raw["model"] is None else _timing(raw["model"])
-            if not isinstance(raw["apart"], bool):
-                raise InvalidFile(f"'apart' is true or false, not {str(raw['apart'])[:80]}")
-            return Plan(Target.parse(raw["target"]), choices, model, raw["apart"])
+            return Plan(Target.parse(raw["target"]), choices, model, _flag(raw["apart"]))
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as why:
             raise InvalidFile(f"not a plan: {type(why).__name__} {why}") from None
+
+
+def _flag(raw: object) -> bool:
+    if not isinstance(raw, bool):
+        raise InvalidFile(f"a flag is true or false, not {str(raw)[:80]}")
+    return raw
 
 
 def _idle(elements: Any, vectors: Any, tiles: Any) -> Idle:

@@ -122,9 +122,9 @@ def layouts(
 
 
 def _slacks(conv: Conv, lanes: int, vectors: int, aligned: bool, reads: Layout, writes: Layout) -> tuple[int, int]:
-    """Elements that the last block of the last plane reads past the end of x, and of a residual."""
+    """Elements that the last block of the last plane may read past the end of x, and of a residual, wherever blocks begin."""
     (p, q), step = conv.out, vectors * lanes
-    reach = -(-((p - 1) * reads.pitch + q) // step) * step
+    reach = (p - 1) * reads.pitch + q + step - 1
     every = offsets(np.arange(conv.r * conv.s), np.array(conv.c - 1), conv, reads)
     if aligned:
         every = every + -every % lanes  # a run reads whole vectors
@@ -163,10 +163,17 @@ def steps(conv: Conv) -> tuple[str, ...]:
 
 
 def arguments(
-    a: Mapping[str, Array], channel_blocks: int, conv: Conv, code: RowsCode, reads: Layout, writes: Layout, ahead: int
+    a: Mapping[str, Array],
+    channel_blocks: int,
+    conv: Conv,
+    code: RowsCode,
+    reads: Layout,
+    writes: Layout,
+    ahead: int,
+    rows: int | None = None,
 ) -> tuple[dict[str, Array], dict[str, int]]:
-    """What a kernel with rows needs to know: arrays it owns, and sizes; its scratch is its own affair."""
-    (p, q), shifts = conv.out, code.shifts
+    """What a kernel with rows needs to know: arrays it owns, and sizes; its scratch is its own affair. `rows`: see methods."""
+    (p, q), shifts = (rows or conv.out[0], conv.out[1]), code.shifts
     windows = offsets(np.arange(np.prod(conv.weight_shape[1:])), np.array(0), conv, reads)
     first = a["row"].astype(np.int64) // (conv.k // conv.groups) * (conv.c // conv.groups) * reads.plane(*conv.size)
     offset, start, value = windows[a["position"]] + np.repeat(first, np.diff(a["start"])), a["start"], a["value"]

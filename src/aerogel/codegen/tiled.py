@@ -198,7 +198,9 @@ def layouts(
     return flat.layouts(conv, target.vector_bytes // 4, config["vectors"], False, border, pitch, x_pitch)
 
 
-def build(name: str, packed: Packed, conv: Conv, config: Config, target: Target, reads: Layout, writes: Layout) -> list[Kernel]:
+def build(
+    name: str, packed: Packed, conv: Conv, config: Config, target: Target, reads: Layout, writes: Layout, rows: int | None = None
+) -> list[Kernel]:
     check(name, packed, conv)
     lanes = target.vector_bytes // 4
     flat.compatible(name, conv, lanes, config["vectors"], False, reads, writes)
@@ -210,7 +212,7 @@ def build(name: str, packed: Packed, conv: Conv, config: Config, target: Target,
         raise PlanMismatch(f"{name}: panels of {amx.FILTERS} filters are for AMX in bf16, {amx.WIDTH} vectors wide")
     entry = amx.function(code) if engine else llvm.function(str(code), blocks.ENTRY, lambda: blocks.emit(code), target.isa)
     a, channel_blocks = packed.arrays, packed.meta["channel_blocks"]
-    owned, sizes = flat.arguments(a, channel_blocks, conv, code, reads, writes, config["ahead"])
+    owned, sizes = flat.arguments(a, channel_blocks, conv, code, reads, writes, config["ahead"], rows)
     panels = np.diff(a["tile_panel"])
     group = np.repeat(np.arange(len(a["tile"]) - 1), np.diff(a["tile"]))
     widest = int(np.diff(a["group"]).max())

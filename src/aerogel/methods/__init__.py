@@ -9,7 +9,8 @@ A method is a plain module with
     unpack(packed, conv)           Packed -> weight: pack's own proof; raises InvalidFile on a damaged Packed
     layouts(conv, config, target, border, pitch, x_pitch)   what it would read and write: the output with at least this border,
                                    rows of output and input at least this far apart
-    build(packed, conv, config, target, reads, writes)   Kernels for one concrete Conv, run one after another
+    build(packed, conv, config, target, reads, writes, rows)   Kernels for one concrete Conv, run one after another; with `rows` one
+                                   kernel that computes only so many rows of the output, from wherever its x points
 """
 
 from collections.abc import Iterator
@@ -38,7 +39,9 @@ class Method(Protocol):
     def layouts(
         self, conv: Conv, config: Config, target: Target, border: tuple[int, int, int, int], pitch: int = 0, x_pitch: int = 0
     ) -> tuple[Layout, Layout]: ...
-    def build(self, packed: Packed, conv: Conv, config: Config, target: Target, reads: Layout, writes: Layout) -> list[Kernel]: ...
+    def build(
+        self, packed: Packed, conv: Conv, config: Config, target: Target, reads: Layout, writes: Layout, rows: int | None = None
+    ) -> list[Kernel]: ...
 
 
 def method(name: str) -> Method:

@@ -90,7 +90,9 @@ def unpack(packed: Packed, conv: Conv) -> Array:
 layouts = tiled.layouts
 
 
-def build(packed: Packed, conv: Conv, config: Config, target: Target, reads: Layout, writes: Layout) -> list[Kernel]:
+def build(
+    packed: Packed, conv: Conv, config: Config, target: Target, reads: Layout, writes: Layout, rows: int | None = None
+) -> list[Kernel]:
     tiled.check(NAME, packed, conv)
     lanes, a = target.vector_bytes // 4, packed.arrays
     flat.compatible(NAME, conv, lanes, config["vectors"], False, reads, writes)
@@ -98,7 +100,7 @@ def build(packed: Packed, conv: Conv, config: Config, target: Target, reads: Lay
         target.isa, conv.dtypes, config["vectors"], flat.steps(conv), width=config["width"], filters=packed.meta["filters"]
     )
     entry = llvm.function(str(code), lists.ENTRY, lambda: lists.emit(code), target.isa)
-    owned, sizes = flat.arguments(a, packed.meta["channel_blocks"], conv, code, reads, writes, 0)
+    owned, sizes = flat.arguments(a, packed.meta["channel_blocks"], conv, code, reads, writes, 0, rows)
     offset, starts = tiled.windows(a, conv, code.filters, reads), a["tile_row"].astype(np.int64)
     row = (np.arange(starts[-1]) - np.repeat(starts[:-1], np.diff(starts))) * code.filters * 4
     owned |= {n: np.ascontiguousarray(a[n]) for n in ("tile", "tile_row", "tile_panel", "member")}

@@ -81,7 +81,9 @@ def layouts(
     return Layout(kind, conv.size[1], dtype=conv.dtypes.input), Layout(kind, conv.out[1], dtype=conv.dtypes.output)
 
 
-def build(packed: Packed, conv: Conv, config: Config, target: Target, reads: Layout, writes: Layout) -> list[Kernel]:
+def build(
+    packed: Packed, conv: Conv, config: Config, target: Target, reads: Layout, writes: Layout, rows: int | None = None
+) -> list[Kernel]:
     weight = to_torch(unpack(packed, conv), conv.dtypes.weight)
     if _features(conv):
         return [Kernel(f"{NAME} {conv}", reads, writes, call=_linear(weight, conv))]

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from aerogel.candidate import POINTERS, Config, Kernel, Packed, Stats
-from aerogel.codegen import flat, llvm, rows
+from aerogel.codegen import flat, llvm
+from aerogel.codegen import rows as rows_
 from aerogel.codegen.sums import summed_channels, unsupported
 from aerogel.errors import InvalidFile
 from aerogel.layout import Array, Layout
@@ -134,17 +135,19 @@ def _lanes(conv: Conv, target: Target) -> int:
     return target.vector_bytes // ITEM_BYTES[conv.dtypes.accumulator]
 
 
-def build(packed: Packed, conv: Conv, config: Config, target: Target, reads: Layout, writes: Layout) -> list[Kernel]:
+def build(
+    packed: Packed, conv: Conv, config: Config, target: Target, reads: Layout, writes: Layout, rows: int | None = None
+) -> list[Kernel]:
     check(packed, conv)
     flat.compatible(NAME, conv, _lanes(conv, target), config["vectors"], bool(config["aligned"]), reads, writes)
     d = conv.dtypes
     taps = flat.offsets(np.arange(conv.r * conv.s), np.array(0), conv, reads)
     shifts = flat.shifts(taps, _lanes(conv, target)) if config["aligned"] else ()
-    code = rows.RowsCode(target.isa, d, config["vectors"], flat.steps(conv), shifts)
-    entry = llvm.function(str(code), rows.ENTRY, lambda: rows.emit(code), target.isa, half=d.accumulator == "f16")
-    owned, sizes = flat.arguments(packed.arrays, packed.meta["channel_blocks"], conv, code, reads, writes, config["ahead"])
+    code = rows_.RowsCode(target.isa, d, config["vectors"], flat.steps(conv), shifts)
+    entry = llvm.function(str(code), rows_.ENTRY, lambda: rows_.emit(code), target.isa, half=d.accumulator == "f16")
+    owned, sizes = flat.arguments(packed.arrays, packed.meta["channel_blocks"], conv, code, reads, writes, config["ahead"], rows)
     widest = int(np.diff(packed.arrays["group"]).max())
     sizes["scratch_thread"] = widest * code.vectors * code.lanes * 4 if packed.meta["channel_blocks"] > 1 else 0
     own = {name: array.ctypes.data for name, array in owned.items()} | sizes
-    arguments = np.array([0] * len(POINTERS) + [own[n] for n in rows.ARGUMENTS[len(POINTERS) :]], np.int64)
+    arguments = np.array([0] * len(POINTERS) + [own[n] for n in rows_.ARGUMENTS[len(POINTERS) :]], np.int64)
     return [Kernel(f"{NAME} {conv}", reads, writes, entry, arguments, sizes["scratch_thread"], tuple(owned.values()))]

@@ -224,27 +224,29 @@ def _slacks(conv: Conv, config: Config, target: Target, reads: Layout, writes: L
     """Elements that the last block reads past the end of x, and of a residual."""
     (p, q), lanes, (top, left, _, _) = conv.out, _lanes(conv, target), conv.pad
     columns = -(-q // (lanes * config["columns"])) * lanes * config["columns"]
-    last_row = (-(-p // config["rows"]) * config["rows"] - 1) * conv.stride[0] + (conv.r - 1) * conv.dilation[0] - top
+    last_row = (p + config["rows"] - 2) * conv.stride[0] + (conv.r - 1) * conv.dilation[0] - top  # wherever blocks begin
     reach = last_row * reads.pitch + columns * conv.stride[1] + (conv.s - 1) * conv.dilation[1] - left
     over = (p - 1) * writes.pitch + columns - writes.plane(p, q)
     return max(0, reach - reads.plane(*conv.size)), max(0, over)
 
 
-def build(packed: Packed, conv: Conv, config: Config, target: Target, reads: Layout, writes: Layout) -> list[Kernel]:
+def build(
+    packed: Packed, conv: Conv, config: Config, target: Target, reads: Layout, writes: Layout, rows: int | None = None
+) -> list[Kernel]:
     check(packed, conv)
     _compatible(conv, config, target, reads, writes)
-    d, a, (p, q), stage = conv.dtypes, packed.arrays, conv.out, packed.meta["stage"]
-    rows, columns, steps = (
+    d, a, (p, q), stage = conv.dtypes, packed.arrays, (rows or conv.out[0], conv.out[1]), packed.meta["stage"]
+    down, columns, steps = (
         config["rows"],
         config["columns"],
         tuple(e if not e.startswith("leaky") else "leaky" for e in conv.epilogue),
     )
     code = tiles.TilesCode(
-        target.isa, d, rows, columns, conv.s, conv.stride[1], conv.dilation[1] if conv.s > 1 else 1, _row_step(conv), steps
+        target.isa, d, down, columns, conv.s, conv.stride[1], conv.dilation[1] if conv.s > 1 else 1, _row_step(conv), steps
     )
     entry = llvm.function(str(code), tiles.ENTRY, lambda: tiles.emit(code), target.isa, half=d.accumulator == "f16")
     _, channel, i, j = _where(packed, -(-(conv.c // conv.groups) // stage))
-    offset = ((channel % stage * _tile_rows(conv, rows) + i * conv.dilation[0]) * conv.s + j) * columns
+    offset = ((channel % stage * _tile_rows(conv, down) + i * conv.dilation[0]) * conv.s + j) * columns
     if offset.size and offset.max() >= 2**16:
         raise PlanMismatch(f"{config}: the tile of {conv} has more vectors than two bytes count")
     column_blocks = -(-q // (columns * code.lanes))
@@ -264,15 +266,15 @@ def build(packed: Packed, conv: Conv, config: Config, target: Target, reads: Lay
     owned = {name: np.ascontiguousarray(array) for name, array in owned.items()}
     x_plane, y_plane, item = reads.plane(*conv.size), writes.plane(p, q), reads.item_bytes
     stages, widest = -(-(conv.c // conv.groups) // stage), int(np.diff(a["group"]).max())
-    tile = stage * _tile_vectors(conv, rows, columns) * code.lanes * item
+    tile = stage * _tile_vectors(conv, down, columns) * code.lanes * item
     kept = widest * code.vectors * code.lanes * 4 if stages > 1 else 0
     scratch = -(-(tile + kept) // 64) * 64
     sizes = {
-        "images": conv.batch, "row_blocks": -(-p // rows), "column_blocks": column_blocks, "groups": len(a["group"]) - 1,
+        "images": conv.batch, "row_blocks": -(-p // down), "column_blocks": column_blocks, "groups": len(a["group"]) - 1,
         "stages": stages, "channels": conv.c // conv.groups, "stage_channels": stage,
         "x_first": -(conv.pad[0] * reads.pitch + conv.pad[1]) * item,
-        "x_image": conv.c * x_plane * item, "x_plane": x_plane * item, "x_block": rows * conv.stride[0] * reads.pitch * item,
-        "x_row": (conv.stride[0] if conv.r == 1 else 1) * reads.pitch * item, "tile_rows": _tile_rows(conv, rows),
+        "x_image": conv.c * x_plane * item, "x_plane": x_plane * item, "x_block": down * conv.stride[0] * reads.pitch * item,
+        "x_row": (conv.stride[0] if conv.r == 1 else 1) * reads.pitch * item, "tile_rows": _tile_rows(conv, down),
         "y_image": conv.k * y_plane * writes.item_bytes, "y_plane": y_plane * writes.item_bytes,
         "y_row": writes.pitch * writes.item_bytes, "pixel_rows": p,
         "covered": min(column.size, writes.pitch), "pitch": writes.pitch,

@@ -69,5 +69,7 @@ def unpack(packed: Packed, conv: Conv) -> Array:
 layouts = tiled.layouts
 
 
-def build(packed: Packed, conv: Conv, config: Config, target: Target, reads: Layout, writes: Layout) -> list[Kernel]:
-    return tiled.build(NAME, packed, conv, config, target, reads, writes)
+def build(
+    packed: Packed, conv: Conv, config: Config, target: Target, reads: Layout, writes: Layout, rows: int | None = None
+) -> list[Kernel]:
+    return tiled.build(NAME, packed, conv, config, target, reads, writes, rows)

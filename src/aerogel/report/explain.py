@@ -98,10 +98,16 @@ def _row(choice: Choice) -> dict[str, Any]:
     named = f"{choice.config} ({method(choice.config.method).PAPER})"
     return {
         "layer": choice.layer, "conv": str(choice.conv), "sparsity": choice.sparsity,
-        "chosen": named + (f"; {choice.reason}" if choice.reason else "") + _limit(choice),
+        "chosen": named + (f"; {choice.reason}" if choice.reason else "") + _pooled(choice) + _limit(choice),
         "idle": str(choice.idle) if choice.idle else "",
         "us": mine_us, "dense_us": dense_us, "in_network_us": choice.in_network and choice.in_network.p50_us, "others": others,
     }  # fmt: skip
+
+
+def _pooled(choice: Choice) -> str:
+    if not choice.pooled or choice.in_network is None:
+        return ""
+    return f"; the pooling after it is done by the same kernel (PECR), {choice.in_network.ratio_p50:.2f}x of both apart"
 
 
 def _limit(choice: Choice) -> str:

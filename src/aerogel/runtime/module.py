@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -123,18 +123,27 @@ class Network:
         self._sized = _sizes(inputs), found
         return found
 
-    def program(self, shapes: Mapping[str, tuple[int, ...]], choices: Mapping[str, Config], threads: int) -> Program:
-        return build(self.graph, shapes, self.kinds, choices, self.packs, replace(host(), threads=threads))
+    def program(
+        self, shapes: Mapping[str, tuple[int, ...]], choices: Mapping[str, Config], threads: int, joined: Container[str] = ()
+    ) -> Program:
+        return build(self.graph, shapes, self.kinds, choices, self.packs, replace(host(), threads=threads), joined)
 
     def workspace(self, program: Program, threads: int) -> Workspace:
         return Workspace(self.graph, program, self.constants, self.arrays, threads)
 
     def in_place(
-        self, shapes: Mapping[str, tuple[int, ...]], plans: list[dict[str, Config]], inputs: list[Any], rounds: int
+        self,
+        shapes: Mapping[str, tuple[int, ...]],
+        plans: list[dict[str, Config]],
+        inputs: list[Any],
+        rounds: int,
+        joined: Sequence[Container[str]] = ((), ()),
     ) -> Timings:
-        """Microseconds of each conv node in the running network under each plan, index [plan][node][round], plans in turn."""
+        """Microseconds of each conv node in the running network under each plan, index [plan][node][round], plans in turn. `joined`
+        are for each plan the nodes that are pooled by their own kernel."""
         threads = pool.threads()
-        spaces = [self.workspace(self.program(shapes, plan, threads), threads) for plan in plans]
+        programs = [self.program(shapes, plan, threads, own) for plan, own in zip(plans, joined, strict=True)]
+        spaces = [self.workspace(program, threads) for program in programs]
         times: Timings = [{} for _ in plans]
         with torch.no_grad():
             for i in range(rounds + 1):
@@ -289,7 +298,8 @@ class Compiled(torch.nn.Module):
                     return self._free[key].pop()
         if program is None:
             shapes = self.network.shapes(inputs)
-            program = self.network.program(shapes, self._choices(shapes, threads, skips), threads)
+            joined = {c.node for c in self.plan.choices if c.pooled}
+            program = self.network.program(shapes, self._choices(shapes, threads, skips), threads, joined)
             with self._lock:
                 self._programs[key] = program
                 while len(self._programs) > SHAPES:

@@ -7,7 +7,7 @@ of its own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 
 from aerogel.candidate import Config, Kernel, Packed
@@ -15,7 +15,7 @@ from aerogel.graph import Graph, Node
 from aerogel.layout import Array, Layout, Shape
 from aerogel.methods import METHODS, method
 from aerogel.problem import Conv
-from aerogel.runtime import features, pooling
+from aerogel.runtime import features, fused, pooling
 from aerogel.runtime.arena import Touch, place
 from aerogel.runtime.convert import Enlarge, convert, enlarges
 from aerogel.runtime.stays import Kinds, casts, image_shape, problem, staying
@@ -84,10 +84,17 @@ class Program:
 
 
 def build(
-    graph: Graph, shapes: Mapping[str, tuple[int, ...]], kinds: Kinds, choices: Mapping[str, Config], packs: Packs, target: Target
+    graph: Graph,
+    shapes: Mapping[str, tuple[int, ...]],
+    kinds: Kinds,
+    choices: Mapping[str, Config],
+    packs: Packs,
+    target: Target,
+    joined: Container[str] = (),
 ) -> Program:
-    """`choices` names the configuration of each conv node that gets a kernel of ours; all other nodes are torch's."""
-    return _Walk(graph, shapes, kinds, choices, packs, target).program()
+    """`choices` names the configuration of each conv node that gets a kernel of ours; all other nodes are torch's. Those `joined`
+    are pooled by the same kernel."""
+    return _Walk(graph, shapes, kinds, choices, packs, target, joined).program()
 
 
 class _Walk:
@@ -99,6 +106,7 @@ class _Walk:
         choices: Mapping[str, Config],
         packs: Packs,
         target: Target,
+        joined: Container[str],
     ) -> None:
         self.graph, self.shapes, self.kinds, self.target, self.packs = graph, shapes, kinds, target, packs
         self.given = choices
@@ -108,6 +116,9 @@ class _Walk:
         self.stays = staying(graph, shapes, kinds, self.choices.keys(), choices.keys())
         self.cast: dict[str, str] = {}  # values that are others in another element type, and need no step for it
         self.homes = homes(graph, shapes, {n.name for n in graph.nodes if self._ours(n.name) and not casts(n, kinds)})
+        self.pooled = {
+            name: own for name, own in fused.pairs(graph).items() if name in joined and name in self.choices and own in self.stays
+        }
         self.parts: list[Part] = []
         self.torch = {*graph.inputs, *graph.constants}
         self.arena: dict[str, tuple[Layout, Shape]] = {}
@@ -120,7 +131,8 @@ class _Walk:
             elif casts(node, self.kinds) and (node.name in self.stays or all(map(self._ours, self.users[node.name]))):
                 self.cast[node.name] = node.inputs[0]
             elif node.name in self.stays:
-                self._staying_node(node)
+                if node.name not in self.arena:  # a convolution may have pooled it
+                    self._staying_node(node)
             elif not (cuts(node) and self.stays.issuperset(self.users[node.name])):
                 for name in node.inputs:
                     self._to_torch(name)
@@ -242,11 +254,29 @@ class _Walk:
         wanted, _ = self._layouts(node.name, writes.border, writes.pitch, 0)
         reads = self.planes[_read(conv)] if wanted.kind == "planar" else wanted
         source = self._in_arena(x, reads)
+        if node.name in self.pooled and self._with_pool(node, source, reads):
+            return
         beside = None if residual is None else self._in_arena(residual, writes)
         for kernel in module.build(self.packs.of(weight, conv, config), conv, config, self.target, reads, writes):
             label = f"{config.method} {node.layer or node.name}"
             self._segment().natives.append(Native(kernel, source, node.name, beside, bias, label))
         self.arena[node.name] = (writes, conv.y_shape)
+
+    def _with_pool(self, node: Node, source: str, reads: Layout) -> bool:
+        """Convolution and pooling in one kernel, where that can be."""
+        conv, config, after = self.problems[node.name], self.choices[node.name], self.pooled[node.name]
+        own = next(n for n in self.graph.nodes if n.name == after)
+        pool, writes, y_shape = pooling.read(own), self._plane(after), image_shape(self.shapes[after])
+        _, weight, bias, _ = node.conv_inputs()
+        assert pool is not None
+        made = fused.kernel(self.packs.of(weight, conv, config), conv, config, self.target, reads, pool, y_shape, writes)
+        if made is None:
+            return False
+        self._segment().natives.append(
+            Native(made, source, after, None, bias, f"{config.method} {node.layer or node.name}, pooled")
+        )
+        self.arena[after] = (writes, y_shape)
+        return True
 
     def _in_arena(self, name: str, layout: Layout) -> str:
         """The arena's name of a value in this layout, copied there if it is not yet."""

@@ -17,6 +17,7 @@ from aerogel.plan import Choice, Plan
 from aerogel.problem import Dtypes
 from aerogel.runtime.eager import Call
 from aerogel.runtime.features import FEW
+from aerogel.runtime.fused import pairs
 from aerogel.runtime.module import Network, Timings
 from aerogel.runtime.program import NATIVE
 from aerogel.runtime.stays import staying
@@ -67,6 +68,7 @@ def tuned(network: Network, call: Call, asked: Asked, advance: Advance) -> tuple
         choices = assigned(network.graph, shapes, choices, target)
         advance("timing the best two of each layer in the running network")
         choices = _refined(network, shapes, choices, inputs, asked.effort.rounds)
+        choices = _joined(network, shapes, choices, inputs, asked.effort.rounds)
     return network, Plan(target, tuple(_heads(network, shapes, choices))), notes
 
 
@@ -121,6 +123,16 @@ def _refined(network: Network, shapes: Any, choices: list[Choice], inputs: list[
     if times is None:
         return choices
     return [search.refined(c, second[c.node], [t.get(c.node, []) for t in times]) for c in choices]
+
+
+def _joined(network: Network, shapes: Any, choices: list[Choice], inputs: list[Any], rounds: int) -> list[Choice]:
+    """Convolutions that do the pooling after them too, where the running network is faster for it."""
+    after = {c.node: own for c in choices if c.config.method in NATIVE and (own := pairs(network.graph).get(c.node))}
+    if not after:
+        return choices
+    plan = {c.node: c.config for c in choices}
+    times = network.in_place(shapes, [plan, plan], inputs, rounds, [(), after])
+    return [search.joined(c, after[c.node], times) if c.node in after else c for c in choices]
 
 
 def _layers(network: Network, shapes: Any, asked: Asked, advance: Advance) -> list[Choice]:

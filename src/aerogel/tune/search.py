@@ -168,6 +168,16 @@ def refined(choice: Choice, second: Config, times: list[list[float]]) -> Choice:
     return replace(choice, in_network=timings[0])
 
 
+def joined(choice: Choice, pool: str, times: Sequence[Mapping[str, Sequence[float]]]) -> Choice:
+    """`times` are microseconds of all nodes with convolution and pooling apart [0] and in one kernel [1], which goes by the pool's
+    name; by its own, where the program did not join them."""
+    apart, together = (under.get(choice.node, []) for under in times)
+    if together or pool not in times[0] or pool not in times[1]:
+        return choice
+    timing = Timing.of(times[1][pool], [a + b for a, b in zip(apart, times[0][pool], strict=True)])
+    return replace(choice, pooled=True, in_network=timing) if keep(timing) else choice
+
+
 def runner_up(choice: Choice) -> Config:
     """The next configuration of the chosen method, or the chosen one where there is no other."""
     return next((c for c, _ in _native(choice) if c != choice.config and _aligned(c) == _aligned(choice.config)), choice.config)
