@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from aerogel.candidate import POINTERS, Kernel
-from aerogel.codegen import blocks, llvm, rows, tiles
+from aerogel.codegen import blocks, lists, llvm, rows, tiles
 from aerogel.layout import NUMPY, Array
 from aerogel.methods import method
 from aerogel.problem import Dtypes
@@ -36,6 +36,7 @@ def test_every_kernel_has_a_neon_form(dtypes: Dtypes) -> None:
             texts.append(tiles.emit(tiles.TilesCode("neon", dtypes, vectors, 1, 3, 2, 1, 2, steps)))
             if dtypes.accumulator == "f32":
                 texts.append(blocks.emit(blocks.BlocksCode("neon", dtypes, 4, steps, width=2, filters=8)))
+                texts.append(lists.emit(lists.ListsCode("neon", dtypes, 4, steps, width=2, filters=8)))
         for text in texts:
             made = llvm.object_code(text, "neon", half=dtypes.accumulator == "f16")
             assert made[:4] == b"\x7fELF"
@@ -48,15 +49,16 @@ def test_a_sample_runs_right_under_qemu(name: str, kind: str, seed: int, tmp_pat
     one = case(kind, seed)
     if method(name).refuse(one.conv, NEON, worth_it(one.weight)):
         pytest.skip("refused")
-    emitted: list[Callable[[], str]] = []
+    emitted: list[tuple[str, Callable[[], str]]] = []
 
     def capture(name: str, entry: str, emit: Callable[[], str], isa: str, *, half: bool = False) -> int:
-        emitted.append(emit)
+        emitted.append((entry, emit))
         return 1
 
     monkeypatch.setattr(llvm, "function", capture)
-    kernel, entry = _kernel(name, one), {"direct": rows.ENTRY, "stridepack": tiles.ENTRY}.get(name, blocks.ENTRY)
-    code = llvm.object_code(emitted[0](), "neon", half=one.conv.dtypes.accumulator == "f16")
+    kernel = _kernel(name, one)
+    ((entry, emit),) = emitted
+    code = llvm.object_code(emit(), "neon", half=one.conv.dtypes.accumulator == "f16")
     (tmp_path / "rows.o").write_bytes(code)
     harness = Path(__file__).parent / "neon_harness.c"
     command: list[str | Path] = [
