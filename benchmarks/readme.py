@@ -132,6 +132,29 @@ def blockgemm(result: dict[str, Any]) -> str:
     )
 
 
+def actsparse(result: dict[str, Any]) -> str:
+    """benchmarks/actsparse.py, a line for each layer and kind of zeros."""
+    rows = result["rows"]
+    shares = ("0 %", "40 %", "60 %", "80 %", "90 %")
+    lines = [f"| zeros | layer | {' | '.join(shares)} | break-even |", "|---|---" + "|---" * (len(shares) + 1) + "|"]
+    for r in rows:
+        even = "never" if r["break_even"] is None else f"{r['break_even']:.0%}"
+        lines.append(f"| {r['kind']} | {r['conv']} | {' | '.join(f'{d / o:.2f}x' for d, o in r['us'])} | {even} |")
+    said = ", ".join(f"{kind} **{ratio:.2f}x**" for kind, ratio in result["ratio"].items())
+    return "\n".join([*lines, "", f"At 80 % zero vectors, all layers: {said} ({result['date']}, `{result['target']}`)."])
+
+
+def pooling(result: dict[str, Any]) -> str:
+    """benchmarks/pooling.py, a line for each pair."""
+    lines = ["| VGG-19 | zeros | direct, apart / together | stridepack, apart / together |", "|---|---|---|---|"]
+    for r in result["pairs"]:
+        ratios = " | ".join(f"{a / 1e3:.1f} ms, {a / b:.2f}x" for a, b in r["us"].values())
+        lines.append(f"| {r['conv']} | {r['sparsity']:.0%} | {ratios} |")
+    held = " to ".join(f"{result['arena'][n] / 1e6:.1f}" for n in ("apart", "together"))
+    both = f"All five **{result['ratio']:.2f}x**; memory for activations of the whole network from {held} MB"
+    return "\n".join([*lines, "", f"{both} ({result['date']}, `{result['target']}`)."])
+
+
 _SHARES: tuple[Callable[[dict[str, Any]], float], ...] = (
     lambda r: float(r["in_blocks"]["before"]),
     lambda r: float(r["in_blocks"]["after"]),
@@ -140,7 +163,7 @@ _SHARES: tuple[Callable[[dict[str, Any]], float], ...] = (
 
 TABLES: dict[str, Callable[[Any], str]] = {
     "explain": said, "layers": layers, "models": models, "half": half, "fashion": agreement, "fashion_mnist": pruned,
-    "tilewise": tilewise, "blockgemm": blockgemm,
+    "tilewise": tilewise, "blockgemm": blockgemm, "actsparse": actsparse, "pooling": pooling,
 }  # fmt: skip
 
 

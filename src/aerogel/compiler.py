@@ -62,7 +62,8 @@ def compile(
     will do. An ONNX file needs none: `shapes` gives the sizes of inputs that the file leaves open, by name; a list of such gives
     several tuned points, and a call goes to its own or the nearest. `dtype` None keeps the model's own precision; torch.float16 or
     torch.bfloat16 stores weights and maps in 16 bits: inputs and outputs keep their types, and layers that lose too much on the
-    example or on `calibration` (more such calls: tuples of arguments, or tensors) stay as they are, by name in explain(). `tune` is
+    example or on `calibration` (more such calls: tuples of arguments, or tensors) stay as they are, by name in explain().
+    `calibration` also tells how much of each layer's input is zero, for the method that skips it. `tune` is
     "off" (rules, no timing), "fast", "full" or a budget in seconds for timing the layers. `methods` restricts the choice. `plan`
     replays one exactly and times nothing. `store` is a folder of tuning records, by default the user's own: what was measured once
     is not measured again. `strict_nan` keeps every layer dense, so that a NaN meeting a pruned weight is a NaN.
