@@ -47,7 +47,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--patterns", type=Path, default=Path(__file__).parents[2] / "shared" / "patterns")
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--configs", type=int, default=4)
+    parser.add_argument("--configs", type=int, default=8)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     torch.set_num_threads(1)
@@ -71,9 +71,7 @@ def measure(conv: Conv, mask: Any, target: Target, given: argparse.Namespace) ->
     y_shape = (1, conv.k, conv.out[0] // 2, conv.out[1] // 2)
     for name in ("direct", "stridepack"):
         module = method(name)
-        likely = list(islice(module.configs(conv, target, stats), 3 * given.configs))
-        banded = fused.suited(conv, likely, target, MAX, y_shape[2])[: given.configs]
-        for config in dict.fromkeys([*likely[: given.configs], *banded]):
+        for config in islice(module.configs(conv, target, stats), given.configs):
             reads, writes = module.layouts(conv, config, target, (0, 0, 0, 0))
             writes, after = replace(writes, slack=max(16, writes.slack)), Layout("planar", y_shape[3] + 1, (1, 1, 1, 1), 16)
             packed = module.pack(weight, conv, config)

@@ -14,6 +14,7 @@ from torch import nn
 
 import aerogel
 from aerogel.candidate import Config, Idle, Stats
+from aerogel.errors import InvalidFile
 from aerogel.methods import actsparse, dense
 from aerogel.plan import Plan, Timing
 from aerogel.problem import Conv
@@ -41,6 +42,7 @@ def test_zeros_are_counted_at_three_grains() -> None:
     x[0, 2, 3] = 0  # a row: 16 elements, one vector
     assert Idle.of(x) == Idle(round(100 * 336 / 1024), round(100 * 17 / 64), round(100 * 5 / 16))
     assert Idle.of(np.zeros((2, 3, 5, 7), np.float32)) == Idle(100, 100, 100)
+    assert Idle.of(np.zeros((0, 3, 5, 7), np.float32)) == Idle(0, 0, 0)
 
 
 def test_refusals_name_the_property() -> None:
@@ -150,6 +152,30 @@ def test_dense_data_falls_back_and_comes_back(monkeypatch: pytest.MonkeyPatch) -
     assert sorted("actsparse" in m for m in methods) == [False, True]
 
 
+def test_a_pooled_layer_is_watched_too() -> None:
+    model = nn.Sequential(*_model(), nn.MaxPool2d(2)).eval()
+    full = torch.rand(1, 8, 14, 14) + 0.1
+    plan = _planned(model, full, 0.2).plan
+    fast = aerogel.compile(model, full, plan=replace(plan, choices=tuple(replace(c, pooled=True) for c in plan.choices)))
+    right(model, fast, full)
+    (program,) = fast._programs.values()
+    assert any("pooled" in s.label for part in program.parts for s in part.natives)
+    fast._watch._limits.pop(plan.choices[0].node)  # only the pooled one counts
+    fast._watch._left = 0
+    right(model, fast, full)
+    assert not _skipped(fast)
+
+
+@pytest.mark.parametrize("most", [-0.1, 1.1, float("nan")])
+def test_a_limit_is_a_share_and_has_a_way_back(most: float) -> None:
+    fast = _planned(_model(), torch.rand(1, 8, 14, 14), 0.5)
+    with pytest.raises(InvalidFile, match="limit"):
+        Plan.from_json(replace(fast.plan, choices=tuple(replace(c, most=most) for c in fast.plan.choices)).to_json())
+    alone = tuple(replace(c, tried=c.tried[:1]) for c in fast.plan.choices)
+    with pytest.raises(InvalidFile, match="nothing else was timed"):
+        Plan.from_json(replace(fast.plan, choices=alone).to_json())
+
+
 def test_a_limit_of_one_never_falls_back() -> None:
     model, full = _model(), torch.rand(1, 8, 14, 14) + 0.1
     fast = _planned(model, full, 1.0)
@@ -167,6 +193,7 @@ def test_plans_and_files_keep_what_was_measured(tmp_path: Path) -> None:
     assert torch.equal(again(x), fast(x))
     assert "falls back where more than 50%" in str(aerogel.explain(again))
     assert "90 % of its input's elements" in str(aerogel.explain(again))
+    assert "90 % of vectors of pixels" in aerogel.explain(again)._repr_html_()
 
 
 @pytest.fixture

@@ -66,6 +66,8 @@ class Idle:
     def of(x: Array) -> Idle:
         """Of images (n, c, h, w)."""
         n, c, h, w = x.shape
+        if not x.size:
+            return Idle(0, 0, 0)
         zero = x == 0
         flat = zero.reshape(n * c, h * w)
         rows, columns = range(0, h, Idle.TILE), range(0, w, Idle.TILE)

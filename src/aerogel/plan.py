@@ -124,7 +124,7 @@ class Plan:
                     tuple((str(method), str(why)) for method, why in c["refused"]),
                     None if c["in_network"] is None else _timing(c["in_network"]),
                     None if c["idle"] is None else _idle(*c["idle"]),
-                    None if c["most"] is None else float(c["most"]),
+                    None if c["most"] is None else _limit(c["most"], [str(config) for config, _ in c["tried"]], str(c["config"])),
                     _flag(c["pooled"]),
                 )
                 for c in raw["choices"]
@@ -139,6 +139,13 @@ def _flag(raw: object) -> bool:
     if not isinstance(raw, bool):
         raise InvalidFile(f"a flag is true or false, not {str(raw)[:80]}")
     return raw
+
+
+def _limit(most: Any, tried: Sequence[str], config: str) -> float:
+    """A share, and only where another method was timed that calls can go back to."""
+    if not 0 <= float(most) <= 1 or all(other.partition("/")[0] == config.partition("/")[0] for other in tried):
+        raise InvalidFile(f"a limit of {str(most)[:20]} for '{config[:80]}', and nothing else was timed")
+    return float(most)
 
 
 def _idle(elements: Any, vectors: Any, tiles: Any) -> Idle:

@@ -37,7 +37,8 @@ class Report:
 
     def _repr_html_(self) -> str:
         cells = "".join(
-            f"<tr><td>{html.escape(row['layer'])}<td>{html.escape(row['conv'])}<td>{row['sparsity']:.0%}"
+            f"<tr><td>{html.escape(row['layer'])}<td>{html.escape(row['conv'])}"
+            f"<td>{row['sparsity']:.0%}{'; ' if row['idle'] else ''}{html.escape(row['idle'])}"
             f"<td>{html.escape(row['chosen'])}{html.escape(_times(row))}"
             f"<td>{html.escape('; '.join(f'{n}: {w}' for n, w in row['others'].items()))}"
             for row in self.layers

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -98,12 +98,3 @@ def _pixels(conv: Conv, config: Config, target: Target, band: Layout, pool: pool
         return -(-rows // options["rows"]) * options["rows"] * band.pitch * -(-most // pooled)
     step = options["vectors"] * target.vector_bytes // ITEM_BYTES[conv.dtypes.accumulator]
     return -(-((rows - 1) * band.pitch + q) // step) * step * -(-most // pooled)
-
-
-def suited(conv: Conv, configs: Iterable[Config], target: Target, pool: pooling.Pool, rows: int) -> list[Config]:
-    """Configurations by the pixels they compute in bands, fewest first; `rows` are pooled ones."""
-    cost = {}
-    for config in configs:
-        _, band = method(config.method).layouts(conv, config, target, (0, 0, 0, 0))
-        cost[config] = _pixels(conv, config, target, band, pool, rows, _rows(conv, config, target, band, pool, rows))
-    return sorted(cost, key=lambda config: cost[config])

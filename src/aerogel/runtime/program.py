@@ -52,6 +52,8 @@ class Native:
     residual: str | None = None
     bias: str | None = None
     label: str = ""
+    conv: str = ""
+    """The convolution it computes; what it writes may be that, pooled."""
 
 
 @dataclass(frozen=True)
@@ -259,7 +261,7 @@ class _Walk:
         beside = None if residual is None else self._in_arena(residual, writes)
         for kernel in module.build(self.packs.of(weight, conv, config), conv, config, self.target, reads, writes):
             label = f"{config.method} {node.layer or node.name}"
-            self._segment().natives.append(Native(kernel, source, node.name, beside, bias, label))
+            self._segment().natives.append(Native(kernel, source, node.name, beside, bias, label, node.name))
         self.arena[node.name] = (writes, conv.y_shape)
 
     def _with_pool(self, node: Node, source: str, reads: Layout) -> bool:
@@ -273,7 +275,7 @@ class _Walk:
         if made is None:
             return False
         self._segment().natives.append(
-            Native(made, source, after, None, bias, f"{config.method} {node.layer or node.name}, pooled")
+            Native(made, source, after, None, bias, f"{config.method} {node.layer or node.name}, pooled", node.name)
         )
         self.arena[after] = (writes, y_shape)
         return True

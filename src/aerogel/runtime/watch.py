@@ -25,7 +25,7 @@ class Watch:
 
     def skips(self) -> bool:
         """Whether this call skips zeros."""
-        if self._left:
+        if self._left > 0:
             self._left -= 1
             return False
         return True
@@ -41,7 +41,7 @@ class Watch:
             active, seen = (int(n) for n in counts.reshape(-1, 8)[:, :2].sum(0))
             old_active, old_seen = self._before.get(id(counts), (0, 0))
             self._before[id(counts)] = active, seen
-            failed |= step.y in self._limits and active - old_active > self._limits[step.y] * (seen - old_seen)
+            failed |= active - old_active > self._limits.get(step.conv, 1.0) * (seen - old_seen)
         if failed:
             self._left, self._rest = self._rest, min(2 * self._rest, LAST)
         else:
