@@ -10,7 +10,7 @@ each pixel the two halves of a pair side by side, a row of a panel the pairs of 
       sums += C
 
 Everything else, sums, rows, epilogue and borders, is `blocks`. Positions are filled up to a multiple of 32 with zeros in the stage
-and in the panels.
+and in the panels. The engine takes subnormal numbers for zeros.
 
 Never run on AMX so far: no machine we had has it. The tests compile this code for AMX and look at the instructions, and run it with
 the seven tile instructions replaced by plain loops that do what the manual says (`emulated`).
