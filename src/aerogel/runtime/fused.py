@@ -16,9 +16,6 @@ from aerogel.problem import ITEM_BYTES, Conv
 from aerogel.runtime import pooling
 from aerogel.target import Target
 
-VECTOR = 16
-"""Elements that pooling reads past the end of a band."""
-
 
 def pairs(graph: Graph) -> dict[str, str]:
     """Convolutions whose only reader is a pooling of ours over a window, and that pooling: nodes by name."""
@@ -45,7 +42,7 @@ def kernel(
     """From x to the pooled y, or None where there are fewer bands than threads."""
     module, (p, q), reach = method(config.method), conv.out, (pool.window[0] - 1) * pool.dilation[0] + 1
     _, band = module.layouts(conv, config, target, (0, 0, 0, 0), 0, reads.pitch)
-    band = Layout("planar", band.pitch, band.border, max(band.slack, VECTOR), band.dtype)
+    band = Layout("planar", band.pitch, band.border, max(band.slack, pooling.SLACK), band.dtype)
     pooled = _rows(conv, config, target, band, pool, y_shape[2])
     count = -(-y_shape[2] // pooled)
     if conv.batch * count < target.threads:

@@ -12,6 +12,9 @@ from aerogel.graph import Node, Ref
 from aerogel.layout import Layout, Shape
 from aerogel.target import Target
 
+SLACK = 16
+"""Elements that pooling may read past the end of what it pools: the widest f32 vector."""
+
 
 @dataclass(frozen=True)
 class Pool:

@@ -23,8 +23,6 @@ from aerogel.runtime.views import concatenated, cuts, homes, root
 from aerogel.target import Target
 
 NATIVE = tuple(name for name in METHODS if name != "dense")
-VECTOR = 16
-"""Elements of the widest f32 vector."""
 
 
 class Packs:
@@ -226,7 +224,7 @@ class _Walk:
                 border[size] = [max(a, b) for a, b in zip(border.get(size, [0, 0, 0, 0]), needs, strict=True)]
         for name in self.stays:
             border.setdefault((self.kinds[name], image_shape(self.shapes[name])[2:]), [0, 0, 0, 0])
-        slack = dict.fromkeys(border, VECTOR)  # a pool reads whole vectors of the last row
+        slack = dict.fromkeys(border, pooling.SLACK)
         pitch = {key: key[1][1] + max(b[1], b[3]) for key, b in border.items()}
         before: dict[tuple[str, tuple[int, int]], int] = {}
         while before != pitch:

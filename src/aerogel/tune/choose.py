@@ -127,7 +127,8 @@ def _refined(network: Network, shapes: Any, choices: list[Choice], inputs: list[
 
 def _joined(network: Network, shapes: Any, choices: list[Choice], inputs: list[Any], rounds: int) -> list[Choice]:
     """Convolutions that do the pooling after them too, where the running network is faster for it."""
-    after = {c.node: own for c in choices if c.config.method in NATIVE and (own := pairs(network.graph).get(c.node))}
+    known = pairs(network.graph)
+    after = {c.node: known[c.node] for c in choices if c.config.method in NATIVE and c.node in known}
     if not after:
         return choices
     plan = {c.node: c.config for c in choices}
