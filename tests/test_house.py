@@ -16,7 +16,7 @@ SOURCE = ROOT / "src" / "aerogel"
 FLOORS = [
     ["cli", "serve"],
     ["report"],
-    ["saved", "dynamo", "advice", "repruning"],
+    ["saved", "dynamo", "advice", "repruning", "boosting"],
     ["compiler"],
     ["tune"],
     ["runtime", "pruning"],
@@ -29,7 +29,18 @@ FLOORS = [
     ["problem"],
     ["errors", "disk"],
 ]
-TORCH_ROOMS = ("saved.py", "dynamo.py", "advice.py", "repruning.py", "cli", "capture", "runtime", "pruning", "methods/dense.py")
+TORCH_ROOMS = (
+    "saved.py",
+    "dynamo.py",
+    "advice.py",
+    "repruning.py",
+    "boosting.py",
+    "cli",
+    "capture",
+    "runtime",
+    "pruning",
+    "methods/dense.py",
+)
 
 
 def _imports(path: Path) -> list[str]:

@@ -21,7 +21,9 @@ from aerogel.target import EXTRAS, VECTOR_BYTES, Target, host
 
 small = st.integers(1, 9)
 kinds = st.sampled_from(["f32", "f16", "bf16"])
-epilogues = st.sampled_from([(), ("bias",), ("bias", "add", "relu"), ("silu", "add"), ("leaky0.1",), ("bias", "leaky1e-05")])
+epilogues = st.sampled_from(
+    [(), ("bias",), ("bias", "add", "relu"), ("silu", "add"), ("leaky0.1",), ("bias", "above0.25"), ("bias", "leaky1e-05")]
+)
 
 
 @st.composite

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
@@ -11,9 +13,10 @@ from aerogel.problem import Conv
 from aerogel.reference import activate, bound, convolve, from_float64, reference, to_float64
 from tests.suite.cases import case
 
-ACTIVATE = {
+ACTIVATE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "relu": F.relu,
     "relu6": F.relu6,
+    "above0.3": lambda v: F.threshold(v, float(np.float32(0.3)), 0.0),
     "leaky0.1": lambda v: F.leaky_relu(v, float(np.float32(0.1))),
     "silu": F.silu,
     "hardswish": F.hardswish,

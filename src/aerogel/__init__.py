@@ -10,6 +10,8 @@ from aerogel.errors import AerogelError, InvalidFile, PlanMismatch, ShapeError, 
 if TYPE_CHECKING:
     from aerogel.advice import Advice as Advice
     from aerogel.advice import advise as advise
+    from aerogel.boosting import Boosted as Boosted
+    from aerogel.boosting import boost as boost
     from aerogel.compiler import compile as compile
     from aerogel.pruning.prune import finalize as finalize
     from aerogel.pruning.prune import prune as prune
@@ -26,6 +28,8 @@ __version__ = "0.1.0"
 _LATER = {
     "advise": "aerogel.advice",
     "Advice": "aerogel.advice",
+    "boost": "aerogel.boosting",
+    "Boosted": "aerogel.boosting",
     "reprune": "aerogel.repruning",
     "Repruned": "aerogel.repruning",
     "compile": "aerogel.compiler",
@@ -39,8 +43,8 @@ _LATER = {
     "Schedule": "aerogel.pruning.schedule",
 }
 __all__ = [
-    "Advice", "AerogelError", "Compiled", "InvalidFile", "PlanMismatch", "Report", "Repruned", "Schedule", "ShapeError",
-    "UnsupportedModel", "__version__", "advise", "compile", "explain", "finalize", "load", "prune", "reprune", "save",
+    "Advice", "AerogelError", "Boosted", "Compiled", "InvalidFile", "PlanMismatch", "Report", "Repruned", "Schedule", "ShapeError",
+    "UnsupportedModel", "__version__", "advise", "boost", "compile", "explain", "finalize", "load", "prune", "reprune", "save",
 ]  # fmt: skip
 
 

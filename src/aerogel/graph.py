@@ -27,7 +27,7 @@ _OPS = """
     min minimum mish mm movedim mul narrow ne neg new_full new_ones new_zeros nonzero norm numpy_T ones ones_like pad
     permute pixel_shuffle pixel_unshuffle pow prelu prod relu relu6 remainder repeat repeat_interleave reshape rms_norm
     roll round rsqrt rsub scalar_tensor scaled_dot_product_attention select sigmoid sign silu sin slice softmax softplus
-    sort split split_with_sizes sqrt square squeeze stack std sub sum sym_size t tan tanh tensor_split tile to topk
+    sort split split_with_sizes sqrt square squeeze stack std sub sum sym_size t tan tanh tensor_split threshold tile to topk
     transpose tril triu type_as unbind unflatten unfold unsqueeze upsample_bicubic2d upsample_bilinear2d
     upsample_linear1d upsample_nearest1d upsample_nearest2d var view view_as where zeros zeros_like
 """

@@ -12,13 +12,16 @@ one number or `rows x columns`; `p` takes one, two (rows x columns) or four (top
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, replace
 
 from aerogel.errors import InvalidFile, ShapeError
 
 ITEM_BYTES = {"f32": 4, "f16": 2, "bf16": 2}
-ACTIVATIONS = ("relu", "relu6", "leaky", "silu", "hardswish")
+ACTIVATIONS = ("relu", "relu6", "leaky", "above", "silu", "hardswish")
+NUMBERED = ("leaky", "above")
+"""Activations that carry a number: a slope below zero, or the limit that a value must be above to stay."""
 
 _SHAPE = re.compile(
     r"(?:n(?P<n>\d+))?c(?P<c>\d+)(?:h(?P<h>\d+)w(?P<w>\d+))?k(?P<k>\d+)r(?P<r>\d+)s(?P<s>\d+)"
@@ -70,7 +73,7 @@ class Conv:
     """A convolution, optionally with the batch and image size that make it a concrete problem.
 
     `pad` is (top, left, bottom, right). `epilogue` holds, in the order they are applied: "bias" (first if present), "add" (a
-    residual of the output's shape) and at most one activation; "leaky0.1" carries its slope.
+    residual of the output's shape) and at most one activation; "leaky0.1" carries its slope, "above0.25" its limit.
     """
 
     c: int
@@ -139,13 +142,18 @@ class Conv:
 
     @property
     def activation(self) -> str | None:
-        """The activation's name without its slope, or None."""
+        """The activation's name without its number, or None."""
         return next((_kind(e) for e in self.epilogue if _kind(e) in ACTIVATIONS), None)
 
     @property
-    def slope(self) -> float:
-        """LeakyReLU's slope below zero; 0 for everything else."""
-        return next((float(e[5:]) for e in self.epilogue if e.startswith("leaky")), 0.0)
+    def parameter(self) -> float:
+        """The number that the activation carries; 0 where it carries none."""
+        return next((float(e[5:]) for e in self.epilogue if e[:5] in NUMBERED), 0.0)
+
+    @property
+    def steps(self) -> tuple[str, ...]:
+        """The epilogue without its number, which is data: what code depends on."""
+        return tuple(_kind(e) for e in self.epilogue)
 
     @property
     def dense_flops(self) -> int:
@@ -194,14 +202,16 @@ class Conv:
 
 def _kind(entry: str) -> str:
     """What an epilogue entry is, checked: 'leaky0.1' -> 'leaky'."""
-    if entry in ("bias", "add") or (entry in ACTIVATIONS and entry != "leaky"):
+    if entry in ("bias", "add") or (entry in ACTIVATIONS and entry not in NUMBERED):
         return entry
-    if entry.startswith("leaky"):
+    if (name := entry[:5]) in NUMBERED:
         try:
-            float(entry[5:])
+            number = float(entry[5:])
         except ValueError:
-            raise InvalidFile(f"'{entry}': leaky carries its slope, as in leaky0.1") from None
-        return "leaky"
+            number = math.nan
+        if not math.isfinite(number) or (name == "above" and number < 0):
+            raise InvalidFile(f"'{entry}': leaky carries its slope, as in leaky0.1, and above a limit from 0, as in above0.25")
+        return name
     raise InvalidFile(f"epilogue '{entry}' is unknown; known are bias, add, {', '.join(ACTIVATIONS)}")
 
 

@@ -22,7 +22,7 @@ F64 = NDArray[np.float64]
 
 UNIT = {"f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8}
 TINY = {"f32": 2.0**-149, "f16": 2.0**-24, "bf16": 2.0**-133}
-STRETCH = {None: 1.0, "relu": 1.0, "relu6": 1.0, "leaky": 1.0, "silu": 1.1, "hardswish": 1.5}
+STRETCH = {None: 1.0, "relu": 1.0, "relu6": 1.0, "leaky": 1.0, "above": 1.0, "silu": 1.1, "hardswish": 1.5}
 
 
 def to_float64(array: Array, dtype: str) -> F64:
@@ -68,7 +68,9 @@ def activate(v: F64, conv: Conv) -> F64:
             case "relu6":
                 return np.where(v < 0, 0.0, np.where(v > 6, 6.0, v))
             case "leaky":
-                return np.where(v > 0, v, v * float(np.float32(conv.slope)))
+                return np.where(v > 0, v, v * float(np.float32(conv.parameter)))
+            case "above":
+                return np.where(v <= float(np.float32(conv.parameter)), 0.0, v)
             case "silu":
                 return np.asarray(v / (1 + np.exp(-v)))
             case "hardswish":

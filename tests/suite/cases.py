@@ -25,6 +25,7 @@ EDGE_FAMILIES = 6
 
 _EXACT: tuple[tuple[str, ...], ...] = (
     (), ("bias",), ("bias", "relu"), ("bias", "add", "relu"), ("bias", "relu6"), ("bias", "leaky0.5"), ("relu", "add"),
+    ("bias", "add", "above2"),
 )  # fmt: skip
 _REAL = (*_EXACT[:6], ("bias", "leaky0.1", "add"), ("bias", "silu"), ("bias", "hardswish"), ("bias", "silu", "add"))
 _HALF = (Dtypes.of("f16"), Dtypes("f16", "f16", "f16", "f16"), Dtypes.of("bf16"), Dtypes("bf16", "f32", "f32", "f32"))

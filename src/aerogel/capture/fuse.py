@@ -5,6 +5,7 @@ Everything is decided by use counts: a value is absorbed only where nothing else
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -223,6 +224,8 @@ class _Fuse:
         if node.op == "aten.leaky_relu.default":
             slope = node.args[1] if len(node.args) > 1 else 0.01
             return f"leaky{slope!r}" if isinstance(slope, float) and abs(slope) <= 1 else None
+        if node.op == "aten.threshold.default" and node.args[2] == 0 and 0 <= node.args[1] < math.inf:
+            return f"above{float(node.args[1])!r}"
         if node.op == "aten.hardtanh.default" and tuple(node.args[1:3]) in ((0, 6), (0.0, 6.0)):
             return "relu6"
         return None

@@ -13,9 +13,10 @@ from aerogel.capture.export import Captured
 from aerogel.graph import Node, Ref, references
 
 _ALONE = (
-    "conv1d", "conv2d", "conv_transpose2d", "linear", "relu", "relu6", "hardtanh", "hardswish", "hardsigmoid", "silu", "sigmoid",
-    "tanh", "leaky_relu", "elu", "gelu", "clamp", "add", "sub", "mul", "div", "max_pool1d", "max_pool2d", "avg_pool2d",
-    "adaptive_avg_pool1d", "adaptive_avg_pool2d", "upsample_nearest2d", "upsample_bilinear2d", "view", "reshape", "pad",
+    "conv1d", "conv2d", "conv_transpose2d", "linear", "relu", "relu6", "threshold", "hardtanh", "hardswish", "hardsigmoid",
+    "silu", "sigmoid", "tanh", "leaky_relu", "elu", "gelu", "clamp", "add", "sub", "mul", "div", "max_pool1d", "max_pool2d",
+    "avg_pool2d", "adaptive_avg_pool1d", "adaptive_avg_pool2d", "upsample_nearest2d", "upsample_bilinear2d", "view", "reshape",
+    "pad",
 )  # fmt: skip
 """Operators that keep to their image wherever the result still begins with the batch."""
 _DIMS = {"cat": (1, 0), "chunk": (2, 0), "softmax": (1, None), "mean": (1, None), "flatten": (1, 0), "unsqueeze": (1, None)}

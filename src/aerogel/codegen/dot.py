@@ -20,7 +20,7 @@ from aerogel.codegen.sums import Sums
 from aerogel.problem import ITEM_BYTES, Dtypes
 from aerogel.target import VECTOR_BYTES
 
-POINTERS = (*candidate.POINTERS, "value", "live", "slope")
+POINTERS = (*candidate.POINTERS, "value", "live", "parameter")
 SIZES = (
     "images", "filters",
     "channels", "padded",  # of a filter, and up to whole steps, where weights are zero
@@ -38,7 +38,7 @@ STEP = 64
 
 @dataclass(frozen=True)
 class DotCode:
-    """Features and weights in one type, summed in f32. `epilogue` as in Conv, the slope of leaky left out."""
+    """Features and weights in one type, summed in f32. `epilogue` as in Conv, its number left out."""
 
     isa: str
     epilogue: tuple[str, ...] = ()

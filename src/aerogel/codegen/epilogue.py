@@ -17,15 +17,17 @@ _EXP = (1.0, 1.0, 0.5, 1 / 6, 1 / 24, 1 / 120, 1 / 720, 1 / 5040)
 _VANISHES = -110.0  # under this, x * sigmoid(x) is less than half the smallest float
 
 
-def activation(e: Emit, name: str, v: Value, lanes: int, slope: Value) -> Value:
-    """Apply the activation `name`; `slope` is a vector, used by leaky alone."""
+def activation(e: Emit, name: str, v: Value, lanes: int, parameter: Value) -> Value:
+    """Apply the activation `name`; `parameter` is a vector of its number, if it carries one."""
     b, zero = e.b, constant(lanes, 0.0)
     if name == "relu":
         return _at_least(e, v, zero)
     if name == "relu6":
         return _at_most(e, _at_least(e, v, zero), constant(lanes, 6.0))
     if name == "leaky":
-        return b.select(b.fcmp_ordered(">", v, zero), v, b.fmul(v, slope))
+        return b.select(b.fcmp_ordered(">", v, zero), v, b.fmul(v, parameter))
+    if name == "above":
+        return b.select(b.fcmp_ordered("<=", v, parameter), zero, v)
     if name == "hardswish":
         gate = _at_most(e, _at_least(e, b.fadd(v, constant(lanes, 3.0)), zero), constant(lanes, 6.0))
         return b.fmul(v, b.fmul(gate, constant(lanes, 1 / 6)))  # v * gate first would overflow near the largest floats

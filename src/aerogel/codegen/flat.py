@@ -157,11 +157,6 @@ def image_bytes(conv: Conv) -> int:
     return conv.c * (h + top + bottom + conv.stride[0]) * (w + left + right + conv.stride[1] + 16) * 4
 
 
-def steps(conv: Conv) -> tuple[str, ...]:
-    """The epilogue as code knows it: the slope of leaky is data."""
-    return tuple(e if not e.startswith("leaky") else "leaky" for e in conv.epilogue)
-
-
 def arguments(
     a: Mapping[str, Array],
     channel_blocks: int,
@@ -192,7 +187,7 @@ def arguments(
         "offset": offset,
         "value": spread(value, conv.dtypes.accumulator),
         "live": lane_bits(code.lanes, live.reshape(-1, code.lanes)),
-        "slope": np.array([conv.slope], np.float32),
+        "parameter": np.array([conv.parameter], np.float32),
     }
     owned = {name: np.ascontiguousarray(array) for name, array in owned.items()}
     x_plane, y_plane = reads.plane(*conv.size), writes.plane(p, q)

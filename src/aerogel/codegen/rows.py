@@ -34,7 +34,7 @@ from aerogel.codegen.sums import Sums
 from aerogel.problem import ITEM_BYTES, Dtypes
 from aerogel.target import VECTOR_BYTES
 
-POINTERS = (*candidate.POINTERS, "group", "start", "row", "offset", "value", "live", "slope")
+POINTERS = (*candidate.POINTERS, "group", "start", "row", "offset", "value", "live", "parameter")
 SIZES = (
     "images",  # batch
     "blocks",  # pixel blocks of one plane
@@ -55,7 +55,7 @@ ENTRY = "rows"
 
 @dataclass(frozen=True)
 class RowsCode:
-    """What the machine code depends on. `epilogue` as in Conv, the slope of leaky left out."""
+    """What the machine code depends on. `epilogue` as in Conv, its number left out."""
 
     isa: str
     dtypes: Dtypes

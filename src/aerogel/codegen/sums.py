@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from aerogel.codegen.emit import F16, F32, I8, I16, I32, I64, PTR, VOID, Emit, Value, constant
 from aerogel.codegen.epilogue import activation
-from aerogel.problem import ITEM_BYTES, Conv, Dtypes
+from aerogel.problem import ITEM_BYTES, NUMBERED, Conv, Dtypes
 from aerogel.target import Target
 
 UNROLL = 4
@@ -78,7 +78,7 @@ class Code(Protocol):
 
 
 class Sums:
-    """`a` holds the argument slots by name; among them bias, residual, value, offset, live and slope."""
+    """`a` holds the argument slots by name; among them bias, residual, value, offset, live and parameter."""
 
     short = False
     """Whether offsets are two bytes and count vectors, not four that count bytes."""
@@ -171,8 +171,8 @@ class Sums:
             if step == "add":
                 v = b.fadd(v, e.vector(e.at(a["residual"], place), stored, "f32", lanes))
             elif step != "bias":
-                slope = e.splat(e.load(a["slope"], F32, 4), lanes) if step == "leaky" else None
-                v = activation(e, step, v, lanes, slope)
+                parameter = e.splat(e.load(a["parameter"], F32, 4), lanes) if step in NUMBERED else None
+                v = activation(e, step, v, lanes, parameter)
         v = e.narrow(v, stored, lanes)
         return b.select(live, v, ir.Constant(v.type, None))
 

@@ -205,7 +205,7 @@ def build(
     lanes = target.vector_bytes // 4
     flat.compatible(name, conv, lanes, config["vectors"], False, reads, writes)
     code = blocks.BlocksCode(
-        target.isa, conv.dtypes, config["vectors"], flat.steps(conv), width=config["width"], filters=packed.meta["filters"]
+        target.isa, conv.dtypes, config["vectors"], conv.steps, width=config["width"], filters=packed.meta["filters"]
     )
     engine = code.filters == amx.FILTERS
     if engine and not (on_amx(conv, target) and code.width == amx.WIDTH and config["rows"] % amx.PAIRED == 0):

@@ -26,7 +26,7 @@ from aerogel.codegen.sums import Sums
 from aerogel.problem import ITEM_BYTES, Dtypes
 from aerogel.target import VECTOR_BYTES
 
-POINTERS = (*candidate.POINTERS, "group", "x_group", "filter", "start", "row", "offset", "value", "live", "stored", "slope")
+POINTERS = (*candidate.POINTERS, "group", "x_group", "filter", "start", "row", "offset", "value", "live", "stored", "parameter")
 SIZES = (
     "images", "row_blocks", "column_blocks", "groups", "stages",
     "channels", "stage_channels",  # that a filter reads, and of one stage

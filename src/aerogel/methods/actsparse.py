@@ -97,7 +97,7 @@ def build(
     lanes, a = target.vector_bytes // 4, packed.arrays
     flat.compatible(NAME, conv, lanes, config["vectors"], False, reads, writes)
     code = lists.ListsCode(
-        target.isa, conv.dtypes, config["vectors"], flat.steps(conv), width=config["width"], filters=packed.meta["filters"]
+        target.isa, conv.dtypes, config["vectors"], conv.steps, width=config["width"], filters=packed.meta["filters"]
     )
     entry = llvm.function(str(code), lists.ENTRY, lambda: lists.emit(code), target.isa)
     owned, sizes = flat.arguments(a, packed.meta["channel_blocks"], conv, code, reads, writes, 0, rows)

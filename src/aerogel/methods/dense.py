@@ -162,8 +162,8 @@ def _prepacked(weight: torch.Tensor, conv: Conv) -> Call:
             return _after(y, conv, after, residual)
 
         return call
-    attribute, scalars, algorithm = _attribute(steps[0]) if steps[:1] not in ((), ("add",)) else ("none", [], "")
-    after = steps[1:]
+    attribute, scalars, algorithm = _attribute(steps[0]) if steps else ("none", [], "")
+    after = steps[attribute != "none" :]
 
     def call_unary(x: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor | None) -> torch.Tensor:
         x, _ = _padded(x, conv)
@@ -180,7 +180,9 @@ def _dilation(conv: Conv) -> list[int]:
 
 
 def _attribute(step: str) -> tuple[str, list[float], str]:
-    """oneDNN's name of an activation, with its numbers."""
+    """oneDNN's name of an activation, with its numbers; "none" of one it has not."""
+    if step.startswith("above"):
+        return "none", [], ""
     if step.startswith("leaky"):
         return "leaky_relu", [float(step[5:])], ""
     name, algorithm = _FUSED[step]
@@ -202,7 +204,7 @@ def _after(y: torch.Tensor, conv: Conv, steps: tuple[str, ...], residual: torch.
             assert residual is not None
             y = y + residual
         elif step != "bias":
-            y = _ACTIVATE[conv.activation or ""](y, conv.slope)
+            y = _ACTIVATE[conv.activation or ""](y, conv.parameter)
     return y
 
 
@@ -210,6 +212,7 @@ _ACTIVATE: dict[str, Callable[[torch.Tensor, float], torch.Tensor]] = {
     "relu": lambda y, _: F.relu(y),
     "relu6": lambda y, _: F.relu6(y),
     "leaky": lambda y, slope: F.leaky_relu(y, slope),
+    "above": lambda y, limit: F.threshold(y, limit, 0.0),
     "silu": lambda y, _: F.silu(y),
     "hardswish": lambda y, _: F.hardswish(y),
 }

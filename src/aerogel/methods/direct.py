@@ -143,7 +143,7 @@ def build(
     d = conv.dtypes
     taps = flat.offsets(np.arange(conv.r * conv.s), np.array(0), conv, reads)
     shifts = flat.shifts(taps, _lanes(conv, target)) if config["aligned"] else ()
-    code = rows_.RowsCode(target.isa, d, config["vectors"], flat.steps(conv), shifts)
+    code = rows_.RowsCode(target.isa, d, config["vectors"], conv.steps, shifts)
     entry = llvm.function(str(code), rows_.ENTRY, lambda: rows_.emit(code), target.isa, half=d.accumulator == "f16")
     owned, sizes = flat.arguments(packed.arrays, packed.meta["channel_blocks"], conv, code, reads, writes, config["ahead"], rows)
     widest = int(np.diff(packed.arrays["group"]).max())

@@ -239,7 +239,7 @@ def build(
     down, columns, steps = (
         config["rows"],
         config["columns"],
-        tuple(e if not e.startswith("leaky") else "leaky" for e in conv.epilogue),
+        conv.steps,
     )
     code = tiles.TilesCode(
         target.isa, d, down, columns, conv.s, conv.stride[1], conv.dilation[1] if conv.s > 1 else 1, _row_step(conv), steps
@@ -261,7 +261,7 @@ def build(
         "value": spread(a["value"], d.accumulator),
         "live": lane_bits(code.lanes, column < q),
         "stored": lane_bits(code.lanes, column < writes.pitch),
-        "slope": np.array([conv.slope], np.float32),
+        "parameter": np.array([conv.parameter], np.float32),
     }
     owned = {name: np.ascontiguousarray(array) for name, array in owned.items()}
     x_plane, y_plane, item = reads.plane(*conv.size), writes.plane(p, q), reads.item_bytes

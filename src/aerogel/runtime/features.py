@@ -24,15 +24,14 @@ def takes(conv: Conv) -> bool:
 
 def kernel(weight: Array, conv: Conv, reads: Layout, writes: Layout, target: Target) -> Kernel:
     """The kernel from one planar layout to another."""
-    steps = tuple(e if not e.startswith("leaky") else "leaky" for e in conv.epilogue)
-    code = dot.DotCode(target.isa, steps, reads.dtype)
+    code = dot.DotCode(target.isa, conv.steps, reads.dtype)
     entry = llvm.function(str(code), dot.ENTRY, lambda: dot.emit(code), target.isa)
     padded = -(-conv.c // dot.STEP) * dot.STEP
     value = np.ascontiguousarray(weight.reshape(conv.k, conv.c), NUMPY[reads.dtype])
     if padded > conv.c:
         value = np.pad(value, ((0, 0), (0, padded - conv.c)))
     live = lane_bits(code.lanes, np.arange(code.lanes)[None] < 1)
-    owned = {"value": value, "live": live, "slope": np.array([conv.slope], np.float32)}
+    owned = {"value": value, "live": live, "parameter": np.array([conv.parameter], np.float32)}
     x_plane, y_plane = reads.plane(1, 1) * reads.item_bytes, writes.plane(1, 1) * writes.item_bytes
     sizes = {
         "images": conv.batch, "filters": conv.k, "channels": conv.c, "padded": padded,
