@@ -26,16 +26,20 @@ class DenseLayer(nn.Module):
 
 
 class DenseNet121(nn.Module):
-    def __init__(self) -> None:
+    """`part` divides the growth, 32 channels a layer."""
+
+    def __init__(self, part: int = 1) -> None:
         super().__init__()
-        layers: list[nn.Module] = [conv_bn(3, 64, 7, 2, act=nn.ReLU(inplace=True)), nn.MaxPool2d(3, 2, 1)]
-        c = 64
+        growth = 32 // part
+        c = 2 * growth
+        layers: list[nn.Module] = [conv_bn(3, c, 7, 2, act=nn.ReLU(inplace=True)), nn.MaxPool2d(3, 2, 1)]
         for i, depth in enumerate((6, 12, 24, 16)):
             for _ in range(depth):
-                layers.append(DenseLayer(c, 32))
-                c += 32
+                layers.append(DenseLayer(c, growth))
+                c += growth
             if i < 3:
-                layers += [nn.BatchNorm2d(c), nn.ReLU(inplace=True), nn.Conv2d(c, c // 2, 1, bias=False), nn.AvgPool2d(2)]
+                layers += [nn.BatchNorm2d(c), nn.ReLU(inplace=True), nn.Conv2d(c, c // 2, 1, bias=False)]
+                layers += [nn.AvgPool2d(2, ceil_mode=part > 1)]  # small ones see small images
                 c //= 2
         self.features = nn.Sequential(*layers, nn.BatchNorm2d(c), nn.ReLU(inplace=True))
         self.classifier = nn.Linear(c, 1000)

@@ -74,19 +74,19 @@ class ResNeXt(ResNet):
 
 
 class Vgg19(nn.Module):
-    """Sixteen 3x3 convolutions with batch norm, five max-pools, global average, one Linear."""
+    """Sixteen 3x3 convolutions with batch norm, five max-pools, global average, one Linear. `part` divides the channels."""
 
-    def __init__(self) -> None:
+    def __init__(self, part: int = 1) -> None:
         super().__init__()
         layers: list[nn.Module] = []
         c = 3
         for k, times in ((64, 2), (128, 2), (256, 4), (512, 4), (512, 4)):
             for _ in range(times):
-                layers.append(conv_bn(c, k, act=nn.ReLU(inplace=True)))
-                c = k
-            layers.append(nn.MaxPool2d(2))
+                layers.append(conv_bn(c, k // part, act=nn.ReLU(inplace=True)))
+                c = k // part
+            layers.append(nn.MaxPool2d(2, ceil_mode=part > 1))  # small ones see small images
         self.features = nn.Sequential(*layers)
-        self.classifier = nn.Linear(512, 1000)
+        self.classifier = nn.Linear(c, 1000)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.classifier(torch.flatten(F.adaptive_avg_pool2d(self.features(x), 1), 1))  # type: ignore[no-any-return]
@@ -108,13 +108,19 @@ class MobileNetV1(nn.Module):
         return self.classifier(torch.flatten(F.adaptive_avg_pool2d(self.features(x), 1), 1))  # type: ignore[no-any-return]
 
 
-def resnet50() -> nn.Module:
-    return ResNet((3, 4, 6, 3), (64, 128, 256, 512), (256, 512, 1024, 2048))
+def resnet50(part: int = 1) -> nn.Module:
+    """`part` divides the channels of all but the stem."""
+    return ResNet((3, 4, 6, 3), _parts(64, 128, 256, 512, part=part), _parts(256, 512, 1024, 2048, part=part))
 
 
-def regnetx() -> nn.Module:
-    """RegNetX-800MF: group width 16."""
-    return ResNet((1, 3, 7, 5), (64, 128, 288, 672), (64, 128, 288, 672), 16, stem=32)
+def regnetx(part: int = 1) -> nn.Module:
+    """RegNetX-800MF: group width 16. `part` (1, 2 or 4) divides the channels of all but the stem."""
+    widths = _parts(64, 128, 288, 672, part=part)
+    return ResNet((1, 3, 7, 5), widths, widths, 16 if part == 1 else 8, stem=32)
+
+
+def _parts(*widths: int, part: int) -> tuple[int, ...]:
+    return tuple(width // part for width in widths)
 
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], int]] = {

@@ -10,7 +10,6 @@ from aerogel.errors import AerogelError, InvalidFile, PlanMismatch, ShapeError, 
 if TYPE_CHECKING:
     from aerogel.advice import Advice as Advice
     from aerogel.advice import advise as advise
-    from aerogel.boosting import Boosted as Boosted
     from aerogel.boosting import boost as boost
     from aerogel.compiler import compile as compile
     from aerogel.pruning.prune import finalize as finalize
@@ -29,7 +28,6 @@ _LATER = {
     "advise": "aerogel.advice",
     "Advice": "aerogel.advice",
     "boost": "aerogel.boosting",
-    "Boosted": "aerogel.boosting",
     "reprune": "aerogel.repruning",
     "Repruned": "aerogel.repruning",
     "compile": "aerogel.compiler",
@@ -43,7 +41,7 @@ _LATER = {
     "Schedule": "aerogel.pruning.schedule",
 }
 __all__ = [
-    "Advice", "AerogelError", "Boosted", "Compiled", "InvalidFile", "PlanMismatch", "Report", "Repruned", "Schedule", "ShapeError",
+    "Advice", "AerogelError", "Compiled", "InvalidFile", "PlanMismatch", "Report", "Repruned", "Schedule", "ShapeError",
     "UnsupportedModel", "__version__", "advise", "boost", "compile", "explain", "finalize", "load", "prune", "reprune", "save",
 ]  # fmt: skip
 
