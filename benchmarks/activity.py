@@ -6,8 +6,8 @@
 
 No weight is pruned. Each network twice: at a quarter of its width, trained here on Fashion-MNIST, 28 x 28 (and again after boost(),
 which may cost BUDGET of the accuracy on 2,000 training images); and at full size with seeded weights on photos, 224 x 224.
-Calibrated on eight images (photos: four), timed on the first of them, one thread. The claims are the TACO'23 paper's, over cuDNN on a
-GPU, for trained networks; its RegNetX is 16GF, ours 800MF.
+Calibrated on eight images (photos: four), timed on the first of them, one thread. The claims are the TACO'23 paper's, over cuDNN
+on a GPU, for trained networks; its RegNetX is 16GF, ours 800MF.
 """
 
 from __future__ import annotations
