@@ -36,5 +36,9 @@ with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run([*run, *words], cwd=folder, capture_output=True, text=True)
         assert done.returncode == 0 and done.stdout, f"{words}: {done.stderr}"
         print(done.stdout)
+    gpu = (
+        f"import sys; sys.path.insert(0, {folder!r}); from aerogel.codegen.gpu.launch import dialect; assert 'KERNEL' in dialect()"
+    )
+    subprocess.run([sys.executable, "-I", "-c", gpu], cwd=folder, check=True)
     files = [p for p in Path(folder).rglob("*") if p.suffix in (".so", ".c")]
     assert not files, f"the wheel is pure Python, but holds {files}"

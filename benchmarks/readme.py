@@ -13,6 +13,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from benchmarks.activity import summary
+
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 
@@ -155,6 +159,41 @@ def pooling(result: dict[str, Any]) -> str:
     return "\n".join([*lines, "", f"{both} ({result['date']}, `{result['target']}`)."])
 
 
+def activity(result: dict[str, Any]) -> str:
+    """benchmarks/activity.py, a line for each network and data."""
+    lines = [
+        "| network | on | accuracy | zero elements | zero vectors | layers that skip | speedup | by skipping | paper, GPU |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for r in result["networks"]:
+        ends = f"{r['speedup']:.2f}x | {r['gain']:.2f}x | {r['claim']:.2f}x"
+        lines.append(f"| {r['network']} | {r['on']} | {' | '.join(summary(r))} | {ends} |")
+    where = f"Zeros are those of the layer in the middle ({result['date']}, `{result['networks'][0]['target']}`)."
+    return "\n".join([*lines, "", where])
+
+
+def gpu_facts(result: dict[str, Any]) -> str:
+    """benchmarks/gpu_facts.py: what packing costs on each pattern, and what kernels take."""
+    lines = [
+        "| pattern | slots, as it comes | x wavefronts | slots, reordered | x wavefronts, reorganized |",
+        "|---|---|---|---|---|",
+    ]
+    for name, own in result["patterns"].items():
+        lines.append(
+            f"| {name} | " + " | ".join(f"{own['best'][k]:.2f}" for k in ("slots_before", "before", "slots", "after")) + " |"
+        )
+    rows = [r for r in result["kernels"] if r["occupancy"] is not None]
+    spilled, count = max(r["spilled"] for r in rows), len({r["kernel"] for r in rows})
+    allowed = []
+    for arch in dict.fromkeys(r["target"] for r in rows):
+        ours = [r["occupancy"] for r in rows if r["target"] == arch and not r["kernel"].startswith("dense")]
+        allowed.append(f"{arch} {min(ours):.0%} to {max(ours):.0%}")
+    said = (
+        f"{count} kernels compiled, {spilled} bytes spilled. Occupancy that registers and shared memory allow: {', '.join(allowed)}"
+    )
+    return "\n".join([*lines, "", f"{said} ({result['date']})."])
+
+
 _SHARES: tuple[Callable[[dict[str, Any]], float], ...] = (
     lambda r: float(r["in_blocks"]["before"]),
     lambda r: float(r["in_blocks"]["after"]),
@@ -164,6 +203,7 @@ _SHARES: tuple[Callable[[dict[str, Any]], float], ...] = (
 TABLES: dict[str, Callable[[Any], str]] = {
     "explain": said, "layers": layers, "models": models, "half": half, "fashion": agreement, "fashion_mnist": pruned,
     "tilewise": tilewise, "blockgemm": blockgemm, "actsparse": actsparse, "pooling": pooling,
+    "activity": activity, "gpu_facts": gpu_facts,
 }  # fmt: skip
 
 

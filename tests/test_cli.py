@@ -20,6 +20,7 @@ run = CliRunner().invoke
 
 def test_methods_lists_every_method_with_its_paper() -> None:
     out = run(app, ["methods"]).stdout
+    assert "On GPUs" in out
     assert all(name in out for name in METHODS)
     assert "Escort" in out
     assert [m["name"] for m in json.loads(run(app, ["methods", "--json"]).stdout)] == list(METHODS)

@@ -23,7 +23,23 @@ def test_readme_tables_are_generated() -> None:
     assert written(text) == text, "run python benchmarks/readme.py"
 
 
-@pytest.mark.parametrize("name", ["run", "promises", "layers", "limits", "fashion", "tilewise", "blockgemm"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "run",
+        "promises",
+        "layers",
+        "limits",
+        "fashion",
+        "tilewise",
+        "blockgemm",
+        "actsparse",
+        "pooling",
+        "activity",
+        "gpu",
+        "gpu_facts",
+    ],
+)
 def test_every_benchmark_says_how_it_is_called(name: str) -> None:
     command = [sys.executable, str(ROOT / "benchmarks" / f"{name}.py"), "--help"]
     said = subprocess.run(command, capture_output=True, text=True)

@@ -25,13 +25,15 @@ from aerogel.plan import Choice, Plan, Timing
 from aerogel.pruning.prune import as_weights
 from aerogel.runtime import pool
 from aerogel.runtime.eager import Call, agree, as_call, bodies, first_image, record, runner, with_convolutions
+from aerogel.runtime.gpu import Device, device_of, on_cpu
+from aerogel.runtime.gpu.module import OnDevice
 from aerogel.runtime.graphmodel import GraphModel
 from aerogel.runtime.module import Compiled, Network
 from aerogel.runtime.points import Several
 from aerogel.target import Target, host
-from aerogel.tune import search
+from aerogel.tune import ondevice, search
 from aerogel.tune.choose import Advance, Asked, as_planned, tuned
-from aerogel.tune.measure import interleaved
+from aerogel.tune.measure import Clock, host_clock, interleaved
 from aerogel.tune.store import Known, Store, model_key, not_offered
 
 APART_US = 2000.0
@@ -85,6 +87,10 @@ def compile(
         model = model.original
     model = as_weights(model)
     with progress_line(progress) as advance:
+        if (device := device_of(call)) is not None:
+            if plan is not None or dtype is not None:
+                raise AerogelError("on a GPU layers are timed anew and keep the model's precision; leave plan and dtype out")
+            return _on(device, model, call, dynamic_shapes, asked, advance)
         try:
             network, notes = read(model, call, dynamic_shapes, advance)
         except UnsupportedModel as why:
@@ -205,15 +211,27 @@ def _replayed(model: Any, network: Network, known: Known, call: Call, asked: Ask
     return ours if agree(model, ours, call, asked.within) else _differs(model, ours)
 
 
-def _judged(model: Any, ours: Compiled, call: Call, asked: Asked) -> Compiled:
+def _on(device: Device, model: Any, call: Call, dynamic_shapes: Any, asked: Asked, advance: Advance) -> Compiled:
+    """The same path on a GPU: read on the CPU, every layer timed on the device beside torch's, the whole model last."""
+    there = on_cpu(call)
+    network, notes = read(copy.deepcopy(model).cpu(), there, dynamic_shapes, advance)
+    notes = (*notes, *(["calibration is not used on a GPU: no method there looks at feature maps yet"] if asked.samples else []))
+    choices = ondevice.tuned(network, network.flat(*there), asked, device, advance)
+    body = OnDevice(network, device, {c.node: c.config for c in choices})
+    ours = Compiled(model, None, Plan(asked.store.target, choices, device=device.target), "gpu", notes, body, network.captured)
+    advance("timing the whole model")
+    return ours if asked.effort is None else _judged(model, ours, call, asked, device.clock)
+
+
+def _judged(model: Any, ours: Compiled, call: Call, asked: Asked, clock: Clock = host_clock) -> Compiled:
     """The whole model as compiled beside torch in all its forms; if it is not faster, torch stays and the report says so."""
     if not agree(model, ours, call, asked.within):
         return _differs(model, ours)
     forms = bodies(model, asked.dtype)
     runs = [*(runner(m, call, layout) for layout, m in forms.items()), runner(ours, call, "contiguous")]
-    times = interleaved(runs, FEW_ROUNDS)
+    times = interleaved(runs, FEW_ROUNDS, clock=clock)
     if 1 / CLEAR < min(min(t) for t in times[:-1]) / min(times[-1]) < CLEAR:
-        times = [few + more for few, more in zip(times, interleaved(runs, ROUNDS - FEW_ROUNDS, 1), strict=True)]
+        times = [few + more for few, more in zip(times, interleaved(runs, ROUNDS - FEW_ROUNDS, 1, clock), strict=True)]
     middle = [sorted(t)[len(t) // 2] for t in times]
     fastest = min(range(len(forms)), key=lambda i: middle[i])
     timing = Timing.of(times[-1], times[fastest])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 log = logging.getLogger("aerogel")
@@ -23,6 +25,27 @@ def private_folder(folder: Path) -> None:
     """Make a folder and what is missing above it, for this user alone."""
     for missing in reversed([f for f in (folder, *folder.parents) if not f.exists()]):
         missing.mkdir(mode=0o700, exist_ok=True)
+
+
+def compiled(name: str, make: Callable[[], bytes]) -> bytes:
+    """Compiled code from the cache, if it is whole; else made, and kept unless others could write there."""
+    path = cache_folder() / "objects" / name
+    try:
+        raw = path.read_bytes()
+        if hashlib.sha256(raw[32:]).digest() == raw[:32]:
+            return raw[32:]
+        log.warning("ignoring a damaged cache entry: %s", path.name)
+    except OSError:
+        pass
+    code = make()
+    try:
+        private_folder(path.parent)
+        if path.parent.stat().st_uid != os.getuid() or path.parent.stat().st_mode & 0o022:
+            raise PermissionError(f"{path.parent} can be written by others")
+        write_whole(path, hashlib.sha256(code).digest() + code)
+    except OSError as why:
+        not_kept("compiled code", why)
+    return code
 
 
 def write_whole(path: Path, content: bytes) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from aerogel.candidate import Config, Idle
 from aerogel.errors import InvalidFile
 from aerogel.problem import Conv
-from aerogel.target import Target
+from aerogel.target import Gpu, Target
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,8 @@ class Plan:
     choices: tuple[Choice, ...]
     model: Timing | None = None
     apart: bool = False
+    device: Gpu | None = None
+    """Where layers run, if not on the target itself. Not part of a file: a model on a GPU is compiled where it runs."""
 
     def to_json(self) -> str:
         def timing(t: Timing | None) -> Any:

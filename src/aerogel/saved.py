@@ -39,6 +39,8 @@ MOST_FOREIGN = 2**31
 def save(fast: Compiled, path: str | Path) -> None:
     """Write a compiled model to one file, whole or not at all."""
     captured = fast.captured
+    if fast.plan.device is not None:
+        raise UnsupportedModel("a model compiled for a GPU is not saved: compile it again where it runs, from the same weights")
     if captured is None:
         raise UnsupportedModel(
             "a model compiled in parts cannot be saved: what runs between the parts is Python code, and a file holds none. "

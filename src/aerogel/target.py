@@ -86,6 +86,28 @@ class Target:
         return Target(m[1], tuple(m[2].split("+")[1:]), int(m[3]), int(m[4]), int(m[5]), int(m[6]))
 
 
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU: how it is spoken to ("cuda" or "opencl"), its architecture ("sm_90", or a device's name in letters and digits), its
+    multiprocessors and the shared memory of a block in bytes. `cuda-sm_90-p132-s232448`."""
+
+    kind: str
+    arch: str
+    processors: int
+    shared_bytes: int
+
+    def __post_init__(self) -> None:
+        if (
+            self.kind not in ("cuda", "opencl")
+            or not re.fullmatch(r"\w+", self.arch)
+            or min(self.processors, self.shared_bytes) < 1
+        ):
+            raise InvalidFile(f"'{self}' is not a GPU; one looks like cuda-sm_90-p132-s232448")
+
+    def __str__(self) -> str:
+        return f"{self.kind}-{self.arch}-p{self.processors}-s{self.shared_bytes}"
+
+
 @cache
 def features() -> frozenset[str]:
     """The CPU's features as LLVM sees them: what CPUID reports and the operating system allows."""

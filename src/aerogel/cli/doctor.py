@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -27,7 +28,7 @@ class Finding:
 
 def examine() -> list[Finding]:
     """Look at everything aerogel depends on."""
-    return [_versions(), _cpu(), _caches(), _pool(), _threads(), _dense(), _folder(), _variables()]
+    return [_versions(), _cpu(), _caches(), _pool(), _threads(), _dense(), _gpu(), _folder(), _variables()]
 
 
 def _versions() -> Finding:
@@ -57,6 +58,16 @@ def _pool() -> Finding:
         return Finding("thread pool", "torch's own OpenMP pool (libgomp), shared with torch: no second pool fights for the cores")
     says = "torch here has no GNU OpenMP (libgomp), so kernels of ours use one thread. A torch wheel from PyPI for Linux has it."
     return Finding("thread pool", says, good=False)
+
+
+def _gpu() -> Finding:
+    if not torch.cuda.is_available():
+        return Finding("GPU", "torch sees no CUDA device; models run on the CPU")
+    name = torch.cuda.get_device_name()
+    if find_spec("cuda") is None or find_spec("cuda.core") is None:
+        says = f"{name}, but cuda-core is missing: pip install aerogel[cuda] for models on the GPU"
+        return Finding("GPU", says, good=False)
+    return Finding("GPU", f"{name}: compile(model.cuda(), (x.cuda(),)) takes it; our kernels are new there (docs/gpu.md)")
 
 
 def _threads() -> Finding:

@@ -60,7 +60,7 @@ def methods(as_json: Json = False) -> None:
 
     For every layer all of them are asked; each refuses in words, or is timed on this machine, and the fastest is kept.
     """
-    from aerogel.methods import METHODS, method
+    from aerogel.methods import METHODS, gpu, method
 
     rows = [(m.NAME, m.PAPER, m.SUMMARY) for m in map(method, METHODS)]
     if as_json:
@@ -72,6 +72,7 @@ def methods(as_json: Json = False) -> None:
     for row in rows:
         table.add_row(*row)
     Console().print(table)
+    typer.echo(f"\nOn GPUs, never run on a physical one yet: {', '.join(gpu.METHODS)} (docs/gpu.md)")
 
 
 def _compiled(

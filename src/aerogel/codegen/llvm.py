@@ -3,15 +3,13 @@
 IR -> object bytes (about 50 ms, cached by digest) -> linked by LLVM's ORC linker, which writes a page first and makes it
 executable afterwards, never both. Objects need no symbol from outside: entries of the thread pool come in as data.
 
-The cache folder belongs to the user alone (0700). An entry is the digest of the object, then the object: a torn, poisoned or
-foreign entry is a miss, and a folder that cannot be written costs only time.
+The cache (disk.compiled) belongs to the user alone (0700). An entry is the digest of the object, then the object: a torn, poisoned
+or foreign entry is a miss, and a folder that cannot be written costs only time.
 """
 
 from __future__ import annotations
 
 import hashlib
-import logging
-import os
 import re
 import threading
 from collections.abc import Callable
@@ -21,11 +19,9 @@ from pathlib import Path
 import llvmlite
 import llvmlite.binding as llvm
 
-from aerogel.disk import cache_folder, not_kept, private_folder, write_whole
+from aerogel.disk import compiled
 from aerogel.errors import PlanMismatch
 from aerogel.target import Target, here_levels, host
-
-log = logging.getLogger("aerogel")
 
 _CPU = {"avx512": "x86-64-v4", "avx2": "x86-64-v3", "generic": "x86-64", "neon": "generic"}
 _TRIPLE = {"neon": "aarch64-unknown-linux-gnu"}
@@ -92,20 +88,4 @@ def _link(code: bytes, entry: str, key: str) -> tuple[int, object]:
 
 
 def _cached(key: str, emit: Callable[[], str], isa: str, half: bool, amx: bool) -> bytes:
-    path = cache_folder() / "objects" / f"{host().isa}-{key}.o"
-    try:
-        raw = path.read_bytes()
-        if hashlib.sha256(raw[32:]).digest() == raw[:32]:
-            return raw[32:]
-        log.warning("ignoring a damaged cache entry: %s", path.name)
-    except OSError:
-        pass
-    code = object_code(emit(), isa, half=half, amx=amx)
-    try:
-        private_folder(path.parent)
-        if path.parent.stat().st_uid != os.getuid() or path.parent.stat().st_mode & 0o022:
-            raise PermissionError(f"{path.parent} can be written by others")
-        write_whole(path, hashlib.sha256(code).digest() + code)
-    except OSError as why:
-        not_kept("compiled code", why)
-    return code
+    return compiled(f"{host().isa}-{key}.o", lambda: object_code(emit(), isa, half=half, amx=amx))

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from aerogel.errors import AerogelError
-from aerogel.methods import METHODS, method
+from aerogel.methods import METHODS, gpu, method
 from aerogel.plan import Choice
 from aerogel.runtime.module import Compiled
 from aerogel.runtime.points import Several
+from aerogel.target import Gpu
 
 KEEP_DENSE = "Nothing here is sparse enough for our kernels: where a dense runtime (onnxruntime, OpenVINO) serves it, keep that."
 
@@ -53,10 +54,10 @@ def explain(fast: Compiled, *, layer: str | None = None) -> Report:
     if not isinstance(fast, Compiled):
         raise AerogelError(f"explain() takes what compile() gave, not a {type(fast).__name__}")
     points = fast.points if isinstance(fast, Several) else (fast,)
-    rows = tuple(_row(c) for p in points for c in p.plan.choices if layer in (None, c.layer))
+    rows = tuple(_row(c, p.plan.device) for p in points for c in p.plan.choices if layer in (None, c.layer))
     if layer is not None and not rows:
         raise AerogelError(f"no layer is called '{layer}'; layers are {', '.join(c.layer for c in fast.plan.choices)}")
-    target, heads, notes = fast.plan.target, [_beside(p) for p in points], list(fast.notes)
+    target, heads, notes = fast.plan.device or fast.plan.target, [_beside(p) for p in points], list(fast.notes)
     if isinstance(fast, Several):
         named = [", ".join("x".join(map(str, shape)) for shape in own) for own in fast.sizes]
         heads = [f"At {size}: {head}" for size, head in zip(named, heads, strict=True)]
@@ -79,24 +80,26 @@ def _beside(fast: Compiled) -> str:
 def _headline(fast: Compiled) -> str:
     sparse, layers = sum(c.config.method != "dense" for c in fast.plan.choices), len(fast.plan.choices)
     keep = "" if sparse else f" {KEEP_DENSE}"
-    if fast.how not in ("graph", "parts"):
+    if fast.how not in ("graph", "parts", "gpu"):
         return f"torch ({fast.how}) runs the model: no plan was faster on this machine.{keep}"
     if fast.plan.model is None:
         return f"{sparse} of {layers} layers on sparse kernels, by rule; nothing was timed (tune='off').{keep}"
     return f"{fast.speedup:.2f}x over the faster torch layout; {sparse} of {layers} layers on sparse kernels.{keep}"
 
 
-def _row(choice: Choice) -> dict[str, Any]:
+def _row(choice: Choice, device: Gpu | None) -> dict[str, Any]:
+    names = METHODS if device is None else gpu.METHODS
+    paper = (method if device is None else gpu.method)(choice.config.method).PAPER
     best = {config.method: (str(config), t) for config, t in reversed(choice.tried)}
     others = dict(choice.refused)
-    for name in METHODS:
+    for name in names:
         if name != choice.config.method and name in best and choice.config.method in best:
             config, timing = best[name]
             mine = best[choice.config.method][1]
             others[name] = f"{timing.p50_us:.0f} us ({config}), {choice.config.method} {mine.p50_us:.0f} us"
     mine_us = next((t.p50_us for c, t in choice.tried if c == choice.config), None)
     dense_us = best["dense"][1].p50_us if "dense" in best else None
-    named = f"{choice.config} ({method(choice.config.method).PAPER})"
+    named = f"{choice.config} ({paper})"
     return {
         "layer": choice.layer, "conv": str(choice.conv), "sparsity": choice.sparsity,
         "chosen": named + (f"; {choice.reason}" if choice.reason else "") + _pooled(choice) + _limit(choice),

@@ -34,7 +34,6 @@ from aerogel.target import host
 SHAPES = 8
 """Sets of input shapes kept bound at once; the least recently used one goes first."""
 
-
 Timings = list[dict[str, list[float]]]
 
 
@@ -75,8 +74,8 @@ class Network:
                 raise ShapeError(f"called with arguments of another structure than compiled with: {spec}, not {wanted}")
         return given
 
-    def check(self, inputs: list[Any]) -> None:
-        """Fixed sizes must be as they were, and sizes of one name alike."""
+    def check(self, inputs: list[Any], where: str = "cpu") -> None:
+        """Fixed sizes must be as they were, and sizes of one name alike; `where` is the kind of device the tensors are on."""
         seen: dict[str, int] = {}
         examples = pytree.tree_leaves(self.captured.example)
         known = zip(self.graph.inputs, inputs, self.captured.sizes, self.captured.dtypes, examples, strict=True)
@@ -85,9 +84,10 @@ class Network:
                 if value != example:
                     raise ShapeError(f"input '{name}' is {value!r}; the model was compiled for {example!r}. Compile again for it.")
                 continue
-            if value.dtype != dtype or value.device.type != "cpu":
+            if value.dtype != dtype or value.device.type != where:
+                there = "the CPU" if where == "cpu" else where
                 raise ShapeError(
-                    f"input '{name}' is {value.dtype} on {value.device}; the model was compiled for {dtype} on the CPU"
+                    f"input '{name}' is {value.dtype} on {value.device}; the model was compiled for {dtype} on {there}"
                 )
             if value.requires_grad and torch.is_grad_enabled():
                 raise AerogelError(
@@ -186,7 +186,7 @@ class Compiled(torch.nn.Module):
         body: torch.nn.Module | None = None,
         captured: Captured | None = None,
     ) -> None:
-        """`how`: "graph" runs the network under the plan; "parts" and the names of eager.bodies() run `body` as torch would.
+        """`how`: "graph" runs the network under the plan; "gpu", "parts" and the names of eager.bodies() call `body`.
 
         `captured` is what save() writes: the network's own, or given where torch runs a model that was captured whole.
         """

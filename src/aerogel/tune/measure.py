@@ -9,22 +9,28 @@ ROUND_US = 300.0
 """A round repeats a candidate until it takes about this long: shorter ones measure the clock."""
 
 
-def interleaved(candidates: Sequence[Callable[[], object]], rounds: int, warm: int = 2) -> list[list[float]]:
-    """Microseconds of each candidate in each round, taken in turn: index [candidate][round]."""
-    repeats = []
-    for candidate in candidates:
-        for _ in range(warm):
-            once_us = _time_us(candidate, 1)
-        repeats.append(max(1, int(ROUND_US / max(once_us, 0.1))))
-    times: list[list[float]] = [[] for _ in candidates]
-    for _ in range(rounds):
-        for i, candidate in enumerate(candidates):
-            times[i].append(_time_us(candidate, repeats[i]))
-    return times
+Clock = Callable[[Callable[[], object], int], float]
+"""Microseconds of one of several repeats of a call."""
 
 
-def _time_us(candidate: Callable[[], object], repeats: int) -> float:
+def host_clock(candidate: Callable[[], object], repeats: int) -> float:
     began = time.perf_counter_ns()
     for _ in range(repeats):
         candidate()
     return (time.perf_counter_ns() - began) / 1000 / repeats
+
+
+def interleaved(
+    candidates: Sequence[Callable[[], object]], rounds: int, warm: int = 2, clock: Clock = host_clock
+) -> list[list[float]]:
+    """Microseconds of each candidate in each round, taken in turn: index [candidate][round]."""
+    repeats = []
+    for candidate in candidates:
+        for _ in range(warm):
+            once_us = clock(candidate, 1)
+        repeats.append(max(1, int(ROUND_US / max(once_us, 0.1))))
+    times: list[list[float]] = [[] for _ in candidates]
+    for _ in range(rounds):
+        for i, candidate in enumerate(candidates):
+            times[i].append(clock(candidate, repeats[i]))
+    return times

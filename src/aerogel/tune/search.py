@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
@@ -22,9 +23,9 @@ from aerogel.plan import Choice, Timing
 from aerogel.problem import Conv
 from aerogel.runtime.program import NATIVE
 from aerogel.runtime.stays import problem
-from aerogel.target import Target
+from aerogel.target import Gpu, Target
 from aerogel.tune.activity import Seen, break_even
-from aerogel.tune.measure import ROUND_US, interleaved
+from aerogel.tune.measure import ROUND_US, Clock, host_clock, interleaved
 from aerogel.tune.trial import candidate
 
 DENSE = 4
@@ -46,6 +47,20 @@ class Effort:
     seconds: float | None = None
 
 
+@dataclass(frozen=True)
+class Bench:
+    """Where layers are timed: its methods (dense is the first of them), one by its name, a configuration as a call, and a clock."""
+
+    methods: tuple[str, ...]
+    method: Callable[[str], Any]
+    candidate: Callable[..., Callable[[], object]]
+    clock: Clock
+
+    def interleaved(self, calls: Sequence[Callable[[], object]], rounds: int, warm: int = 2) -> list[list[float]]:
+        return interleaved(calls, rounds, warm, self.clock)
+
+
+HOST = Bench(METHODS, method, candidate, host_clock)
 EFFORTS = {"fast": Effort(3, 9), "full": Effort(16, 25)}
 
 
@@ -68,40 +83,41 @@ def keep(timing: Timing) -> bool:
 def time_layer(
     conv: Conv,
     weight: Array,
-    target: Target,
+    target: Target | Gpu,
     names: Iterable[str],
     effort: Effort,
     known: Sequence[Config] = (),
     seen: Seen | None = None,
+    bench: Bench = HOST,
 ) -> Choice:
     """Every method's likely configurations of one layer, beside the dense ones, in the same rounds.
 
     `known` are configurations of a similar layer, the fastest first: they come before the cost model's own, and fewer are needed.
-    `seen` is what real inputs give the layer: it is then timed on them.
+    `seen` is what real inputs give the layer: it is then timed on them. `bench` is where it is timed.
     """
     stats, rng = Stats.of(weight, None if seen is None else seen.idle), np.random.default_rng(0)
     x = rng.standard_normal(conv.x_shape).astype(np.float32) if seen is None else seen.fitted(conv.x_shape)
     bias = rng.standard_normal(conv.k).astype(np.float32)
     configs, calls, refused = list[Config](), list[Callable[[], object]](), list[tuple[str, str]]()
-    for name in METHODS:
-        module = method(name)
+    for name in bench.methods:
+        module = bench.method(name)
         why = module.refuse(conv, target, stats) if name in (*names, "dense") else "not among the methods asked for"
         if why is not None:
             refused.append((name, why))
             continue
         earlier = [c for c in known if c.method == name]
-        most = effort.configs if name in NATIVE else DENSE
+        most = effort.configs if name != "dense" else DENSE
         most = max(1, most // 2) if earlier else most
         spent = 0.0
         for config in islice(dict.fromkeys(chain(earlier, module.configs(conv, target, stats))), most):
-            if effort.seconds is not None and name in NATIVE and configs[-1:] and spent * effort.rounds > effort.seconds:
+            if effort.seconds is not None and name != "dense" and configs[-1:] and spent * effort.rounds > effort.seconds:
                 break
             configs.append(config)
-            calls.append(candidate(conv, config, weight, x, bias, target))
-            spent += max(ROUND_US, interleaved(calls[-1:], 1)[0][0]) / 1e6 if effort.seconds is not None else 0.0
-    times = interleaved(calls, min(FIRST, effort.rounds))
+            calls.append(bench.candidate(conv, config, weight, x, bias, target))
+            spent += max(ROUND_US, bench.interleaved(calls[-1:], 1)[0][0]) / 1e6 if effort.seconds is not None else 0.0
+    times = bench.interleaved(calls, min(FIRST, effort.rounds))
     left = worth([c.method for c in configs], [min(t) for t in times])
-    for i, more in zip(left, interleaved([calls[i] for i in left], effort.rounds - len(times[0]), 1), strict=True):
+    for i, more in zip(left, bench.interleaved([calls[i] for i in left], effort.rounds - len(times[0]), 1), strict=True):
         times[i] += more
     middle = [float(np.median(t)) for t in times]
     dense = min((i for i in left if configs[i].method == "dense"), key=lambda i: middle[i])
@@ -110,7 +126,7 @@ def time_layer(
     order = sorted(range(len(configs)), key=lambda i: (i not in left, middle[i]))
     tried = tuple((configs[i], timings[i]) for i in order)
     limit: float | None = None
-    if configs[best].method in SKIPPING:
+    if configs[best].method in SKIPPING and isinstance(target, Target):
         other = next(c for c, _ in tried if c.method not in SKIPPING)
         limit = break_even(conv, configs[best], other, weight, x, bias, target, effort.rounds)
     return Choice("", "", conv, configs[best], stats.sparsity, "", tried, tuple(refused), None, stats.idle, limit)
@@ -218,11 +234,11 @@ RULE = 0.7
 """Without timing, a sparse method takes a layer from this share of zeros on: below it dense usually wins."""
 
 
-def rule(conv: Conv, weight: Array, target: Target, names: Iterable[str]) -> Choice:
+def rule(conv: Conv, weight: Array, target: Target | Gpu, names: Iterable[str], bench: Bench = HOST) -> Choice:
     """A choice by rule of thumb, for tune="off": no timing, and explain says so."""
     stats = Stats.of(weight)
     for name in BY_RULE:
-        module = method(name)
-        if name in names and stats.sparsity >= RULE and module.refuse(conv, target, stats) is None:
+        module = bench.method(name) if name in bench.methods else None
+        if module is not None and name in names and stats.sparsity >= RULE and module.refuse(conv, target, stats) is None:
             return Choice("", "", conv, next(module.configs(conv, target, stats)), stats.sparsity, "by rule, not timed")
-    return Choice("", "", conv, next(method("dense").configs(conv, target, stats)), stats.sparsity, "by rule, not timed")
+    return Choice("", "", conv, next(bench.method("dense").configs(conv, target, stats)), stats.sparsity, "by rule, not timed")

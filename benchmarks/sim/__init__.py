@@ -1,0 +1,1 @@
+"""Single .cu files for a cycle simulator, or any GPU box without Python."""

@@ -1,0 +1,221 @@
+"""One layer as a single .cu file: the kernel, the packed data, a check on the CPU and a main(). No Python needed to run it.
+
+    python benchmarks/sim/write.py n1c32h28w28k32r3s3u1p1+bias+relu --method stridepack --sparsity 0.9 -o layer.cu
+    python benchmarks/sim/write.py CONV --method direct --config direct/chunk=256,... -o layer.cu
+    nvcc -arch=sm_75 -o layer layer.cu && ./layer          prints the largest error and microseconds; exit code 1 if it is wrong
+
+Methods are those of aerogel.methods.gpu, `baked` (stridepack with the weights in the code) and `dense`, the fair opponent: every
+weight with stridepack's tiling. Kept to what CUDA 11 and compute_70 accept, so that GPGPU-Sim can run it. Nothing here was run on a
+GPU; nvcc compiles one of each in the tests.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parent.parent.parent))
+
+from aerogel.candidate import Config, Stats
+from aerogel.codegen.gpu.launch import Code, Launch, dialect
+from aerogel.layout import Array
+from aerogel.methods.gpu import method
+from aerogel.problem import Conv
+from aerogel.target import Gpu
+
+KINDS = ("direct", "stridepack", "baked", "dense")
+TARGET = Gpu("cuda", "sm_70", 80, 98304)
+_NUMBERS = {np.int32: "int", np.int64: "LONG", np.float32: "float"}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("conv")
+    parser.add_argument("--method", choices=KINDS, default="direct")
+    parser.add_argument("--config", help="as explain() writes it; the method's first if left out")
+    parser.add_argument("--sparsity", type=float, default=0.9)
+    parser.add_argument("-o", "--out", type=Path, required=True)
+    given = parser.parse_args()
+    conv = Conv.parse(given.conv)
+    weight = np.random.default_rng(0).standard_normal(conv.weight_shape).astype(np.float32)
+    weight *= np.random.default_rng(1).random(conv.weight_shape) >= given.sparsity
+    given.out.write_text(source(conv, weight, given.method, None if given.config is None else Config.parse(given.config)))
+
+
+def source(conv: Conv, weight: Array, kind: str, config: Config | None = None) -> str:
+    """The whole file."""
+    launches, last = launches_of(conv, weight, kind, config)
+    arrays, calls, kernels = list[str](), list[str](), list[str]()
+    for number, launch in enumerate(launches):
+        given = []
+        for i, argument in enumerate(launch.arguments):
+            if isinstance(argument, np.ndarray):
+                arrays.append(_array(f"own_{number}_{i}", argument))
+                given.append(f"({_pointer(launch, i)})own_{number}_{i}_on")
+            elif isinstance(argument, str):
+                given.append(f"({_pointer(launch, i)}){argument}_on")
+            else:
+                given.append(f"({_NUMBERS[type(argument)]}){argument!s}")
+        block = f"dim3({launch.code.block[0]}, {launch.code.block[1]})"
+        calls.append(f"    {launch.code.entry}<<<dim3{launch.grid}, {block}>>>({', '.join(given)});")
+        kernels.append(launch.code.body())
+    names = [f"own_{n}_{i}" for n, one in enumerate(launches) for i, a in enumerate(one.arguments) if isinstance(a, np.ndarray)]
+    filters, position = np.nonzero(weight.reshape(conv.k, -1))
+    arrays += [_array("kept_filter", filters.astype(np.int32)), _array("kept_position", position.astype(np.int32))]
+    arrays.append(_array("kept_value", weight.reshape(conv.k, -1)[filters, position]))
+    sizes = {
+        "N": conv.batch, "C": conv.c, "H": conv.size[0], "W": conv.size[1], "K": conv.k, "P": conv.out[0], "Q": conv.out[1],
+        "R": conv.r, "S": conv.s, "U": conv.stride[0], "V": conv.stride[1], "TOP": conv.pad[0], "LEFT": conv.pad[1],
+        "DH": conv.dilation[0], "DW": conv.dilation[1], "GROUPS": conv.groups, "LAST": int(last),
+        "SCRATCH": max(4, *(one.scratch_bytes for one in launches)),
+    }  # fmt: skip
+    check = "".join({"bias": "v += bias_[k];", "add": "v += residual_[at];"}.get(s, f"v = after_{s}(v);") for s in conv.steps)
+    text = _MAIN.replace("@UPLOADS", "\n".join(f"    UPLOAD({name});" for name in names)).replace("@CALLS", "\n".join(calls))
+    text = text.replace("@CHECK", check).replace("@PARAMETER", repr(float(np.float32(conv.parameter))))
+    enums = "enum { " + ", ".join(f"{n}_ = {v}" for n, v in sizes.items()) + " };\n"
+    head = f"/* {conv} as {kind}: written by benchmarks/sim/write.py. */\n#include <cmath>\n#include <cstdio>\n#include <vector>\n"
+    return "".join([head, dialect(), *kernels, *arrays, enums, text])
+
+
+def launches_of(conv: Conv, weight: Array, kind: str, config: Config | None, target: Gpu = TARGET) -> tuple[list[Launch], bool]:
+    """The launches, and whether maps are channels_last."""
+    own = method("direct" if kind == "direct" else "stridepack")
+    offered = [c for c in own.configs(conv, target, Stats.of(weight)) if kind == "direct" or c["baked"] == (kind == "baked")]
+    chosen = config or offered[0]
+    launches = own.build(own.pack(weight, conv, chosen), conv, chosen)
+    return [opponent(conv, weight, launches[0])] if kind == "dense" else launches, own.LAYOUT == "channels_last"
+
+
+def opponent(conv: Conv, weight: Array, sparse: Launch) -> Launch:
+    """Dense with the tiling of a launch of stridepack."""
+    if conv.groups > 1:
+        raise SystemExit("the dense opponent takes no groups")
+    macros = dict(sparse.code.macros)
+    rounded, depth = -(-conv.k // 32) * 32, -(-conv.c // int(macros["TILE_C"])) * int(macros["TILE_C"])
+    laid = np.zeros((depth, conv.r, conv.s, rounded), np.float32)
+    laid[: conv.c, :, :, : conv.k] = weight.transpose(1, 2, 3, 0)
+    macros |= {"TAPS_R": conv.r, "TAPS_S": conv.s, "ROUNDED": rounded}
+    macros |= {"DILATION_P": conv.dilation[0], "DILATION_Q": conv.dilation[1]}
+    code = Code("dense", sparse.code.block, tuple(macros.items()), conv.steps, ("stage.h", "dense.cu"))
+    first = next(i for i, a in enumerate(sparse.arguments) if isinstance(a, np.float32))
+    arguments = ("x", "y", "bias", "residual", laid, *sparse.arguments[first:-2])  # but for groups
+    return Launch(code, (sparse.grid[0], rounded // 32, conv.batch), arguments)
+
+
+def _pointer(launch: Launch, number: int) -> str:
+    """The type that the kernel takes: found in its source."""
+    text = launch.code.text()
+    inside = text[text.index(f"\n{launch.code.entry}(") :].partition("(")[2].partition(")")[0].split(",")[number]
+    return " ".join(word for word in inside.replace("*RESTRICT", "* ").split()[:-1] if word != "GLOBAL")
+
+
+def _array(name: str, array: Array) -> str:
+    """Bits as text: floats come back exactly."""
+    bits = np.ascontiguousarray(array).reshape(-1)
+    words = bits.view(np.uint32) if bits.dtype.itemsize == 4 else bits.view(np.uint16)
+    kind = "unsigned" if bits.dtype.itemsize == 4 else "unsigned short"
+    lines = [", ".join(hex(v) for v in words[i : i + 16].tolist()) for i in range(0, max(1, len(words)), 16)]
+    return f"static const {kind} {name}[] = {{\n" + (",\n".join(lines) or "0") + "\n};\n"
+
+
+_MAIN = """
+#define UPLOAD(name) \\
+    void *name##_on; \\
+    CALL(cudaMalloc(&name##_on, sizeof(name))); \\
+    CALL(cudaMemcpy(name##_on, name, sizeof(name), cudaMemcpyHostToDevice))
+#define CALL(what) \\
+    if ((what) != cudaSuccess) { \\
+        printf("failed: %s\\\\n", #what); \\
+        return 1; \\
+    }
+
+static float noise(unsigned n)
+{
+    n = (n ^ 61) ^ (n >> 16);
+    n *= 9;
+    n = (n ^ (n >> 4)) * 0x27d4eb2d;
+    n ^= n >> 15;
+    return (float)(n & 0xffff) / 32768.0f - 1.0f;
+}
+static float as_number(unsigned bits)
+{
+    float v;
+    __builtin_memcpy(&v, &bits, 4);
+    return v;
+}
+static double after_relu(double v) { return v < 0 ? 0 : v; }
+static double after_relu6(double v) { return v < 0 ? 0 : v > 6 ? 6 : v; }
+static double after_leaky(double v) { return v > 0 ? v : v * @PARAMETER; }
+static double after_above(double v) { return v <= @PARAMETER ? 0 : v; }
+static double after_silu(double v) { return v / (1 + std::exp(-v)); }
+static double after_hardswish(double v) { return v * (v < -3 ? 0 : v > 3 ? 6 : v + 3) / 6; }
+static long at(long n, long c, long h, long w, long cs, long hs, long ws)
+{
+    return LAST_ ? ((n * hs + h) * ws + w) * cs + c : ((n * cs + c) * hs + h) * ws + w;
+}
+static long x_at(long n, long c, long h, long w) { return at(n, c, h, w, C_, H_, W_); }
+static long y_at(long n, long k, long p, long q) { return at(n, k, p, q, K_, P_, Q_); }
+
+int main()
+{
+    std::vector<float> x((size_t)N_ * C_ * H_ * W_), y((size_t)N_ * K_ * P_ * Q_), bias_(K_), residual_(y.size());
+    for (size_t i = 0; i < x.size(); ++i) x[i] = noise((unsigned)i);
+    for (size_t i = 0; i < bias_.size(); ++i) bias_[i] = noise(7u + (unsigned)i);
+    for (size_t i = 0; i < residual_.size(); ++i) residual_[i] = noise(99u + (unsigned)i);
+    void *x_on, *y_on, *bias_on, *residual_on, *scratch_on;
+    CALL(cudaMalloc(&x_on, x.size() * 4));
+    CALL(cudaMalloc(&y_on, y.size() * 4));
+    CALL(cudaMalloc(&bias_on, bias_.size() * 4));
+    CALL(cudaMalloc(&residual_on, residual_.size() * 4));
+    CALL(cudaMalloc(&scratch_on, SCRATCH_));
+    CALL(cudaMemcpy(x_on, x.data(), x.size() * 4, cudaMemcpyHostToDevice));
+    CALL(cudaMemcpy(bias_on, bias_.data(), bias_.size() * 4, cudaMemcpyHostToDevice));
+    CALL(cudaMemcpy(residual_on, residual_.data(), residual_.size() * 4, cudaMemcpyHostToDevice));
+@UPLOADS
+    cudaEvent_t began, ended;
+    CALL(cudaEventCreate(&began));
+    CALL(cudaEventCreate(&ended));
+    CALL(cudaEventRecord(began));
+@CALLS
+    CALL(cudaGetLastError());
+    CALL(cudaEventRecord(ended));
+    CALL(cudaEventSynchronize(ended));
+    float ms = 0;
+    CALL(cudaEventElapsedTime(&ms, began, ended));
+    CALL(cudaMemcpy(y.data(), y_on, y.size() * 4, cudaMemcpyDeviceToHost));
+    std::vector<double> wanted(y.size(), 0.0), size(y.size(), 0.0);
+    for (size_t j = 0; j < sizeof(kept_value) / 4; ++j) {
+        long k = kept_filter[j], tap = kept_position[j], s = tap % S_, r = tap / S_ % R_;
+        long c = tap / S_ / R_ + k / (K_ / GROUPS_) * (C_ / GROUPS_);
+        for (long n = 0; n < N_; ++n)
+            for (long p = 0; p < P_; ++p)
+                for (long q = 0; q < Q_; ++q) {
+                    long h = p * U_ + r * DH_ - TOP_, w = q * V_ + s * DW_ - LEFT_;
+                    if (h < 0 || h >= H_ || w < 0 || w >= W_) continue;
+                    double product = (double)as_number(kept_value[j]) * x[x_at(n, c, h, w)];
+                    wanted[y_at(n, k, p, q)] += product;
+                    size[y_at(n, k, p, q)] += std::fabs(product);
+                }
+    }
+    double worst = 0;
+    for (long n = 0; n < N_; ++n)
+        for (long k = 0; k < K_; ++k)
+            for (long p = 0; p < P_; ++p)
+                for (long q = 0; q < Q_; ++q) {
+                    long at = y_at(n, k, p, q);
+                    double v = wanted[at];
+                    @CHECK
+                    double error = std::fabs(v - y[at]) / (1 + size[at]);
+                    worst = error > worst || error != error ? error : worst;
+                }
+    printf("largest error %g of the sums' size, %g us\\\\n", worst, ms * 1000);
+    return worst <= 1e-5 ? 0 : 1;
+}
+"""
+
+
+if __name__ == "__main__":
+    main()

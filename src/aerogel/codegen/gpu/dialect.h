@@ -1,0 +1,114 @@
+/* One source for three compilers: CUDA C++ (NVRTC, nvcc; CUDA 11 and compute_70 are enough), OpenCL C, and clang for amdgcn, which
+   has OpenCL's language but no library. A kernel is written as
+
+       KERNEL(width, height) name(GLOBAL const float *RESTRICT x, ...) { SHARED float tile[N]; ... BARRIER(); ... }
+
+   with blocks of width x height threads, and compiled with its sizes as macros. */
+#if defined(__CUDACC__) || defined(__CUDACC_RTC__)
+
+#define KERNEL(width, height) extern "C" __global__ void __launch_bounds__((width) * (height), 1)
+#define GLOBAL
+#define SHARED __shared__
+#define LOCAL
+#define DEVICE static __device__ __forceinline__
+#define RESTRICT __restrict__
+#define BARRIER() __syncthreads()
+#define THREAD_X ((int)threadIdx.x)
+#define THREAD_Y ((int)threadIdx.y)
+#define BLOCK_X ((int)blockIdx.x)
+#define BLOCK_Y ((int)blockIdx.y)
+#define BLOCK_Z ((int)blockIdx.z)
+#define READ(pointer) __ldg(pointer)
+#define FMA(a, b, c) fmaf(a, b, c)
+#define EXP(v) expf(v)
+#define AS_FLOAT(bits) __int_as_float(bits)
+#define UNROLL _Pragma("unroll")
+#define LEAST(a, b) min(a, b)
+typedef long long LONG;
+
+#else
+
+#define KERNEL(width, height) __kernel __attribute__((reqd_work_group_size(width, height, 1))) void
+#define GLOBAL __global
+#define SHARED __local
+#define LOCAL __local
+#define DEVICE static inline
+#define RESTRICT restrict
+#define READ(pointer) (*(pointer))
+#define UNROLL _Pragma("unroll")
+typedef long LONG;
+
+#ifdef __AMDGCN__
+typedef __attribute__((ext_vector_type(2))) int int2;
+typedef __attribute__((ext_vector_type(4))) float float4;
+typedef __attribute__((ext_vector_type(4))) unsigned short ushort4;
+#define BARRIER() (__builtin_amdgcn_fence(__ATOMIC_SEQ_CST, "workgroup"), __builtin_amdgcn_s_barrier())
+#define THREAD_X ((int)__builtin_amdgcn_workitem_id_x())
+#define THREAD_Y ((int)__builtin_amdgcn_workitem_id_y())
+#define BLOCK_X ((int)__builtin_amdgcn_workgroup_id_x())
+#define BLOCK_Y ((int)__builtin_amdgcn_workgroup_id_y())
+#define BLOCK_Z ((int)__builtin_amdgcn_workgroup_id_z())
+#define FMA(a, b, c) __builtin_fmaf(a, b, c)
+#define EXP(v) __builtin_amdgcn_exp2f(1.44269504f * (v))
+#define AS_FLOAT(bits) __builtin_bit_cast(float, bits)
+#define LEAST(a, b) ((a) < (b) ? (a) : (b))
+#else
+#define BARRIER() barrier(CLK_LOCAL_MEM_FENCE)
+#define THREAD_X ((int)get_local_id(0))
+#define THREAD_Y ((int)get_local_id(1))
+#define BLOCK_X ((int)get_group_id(0))
+#define BLOCK_Y ((int)get_group_id(1))
+#define BLOCK_Z ((int)get_group_id(2))
+#define FMA(a, b, c) fma(a, b, c)
+#define EXP(v) exp(v)
+#define AS_FLOAT(bits) as_float(bits)
+#define LEAST(a, b) min(a, b)
+#endif
+#endif
+
+/* From global to shared memory, 16 bytes or 4 at a time, zeros where there is nothing to read. From sm_80 on without a register in
+   between (cp.async): the copy is done when COPIED() returns in every thread and a barrier has passed. */
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+DEVICE void copy_bytes16(float *to, const float *from, int there)
+{
+    unsigned at = (unsigned)__cvta_generic_to_shared(to);
+    int bytes = there ? 16 : 0;
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(from), "r"(bytes));
+}
+DEVICE void copy_bytes4(float *to, const float *from, int there)
+{
+    unsigned at = (unsigned)__cvta_generic_to_shared(to);
+    int bytes = there ? 4 : 0;
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(at), "l"(from), "r"(bytes));
+}
+#define COPIED() asm volatile("cp.async.wait_all;" ::: "memory")
+#else
+DEVICE void copy_bytes16(LOCAL float *to, GLOBAL const float *from, int there)
+{
+    float4 zero;
+    zero.x = zero.y = zero.z = zero.w = 0.0f;
+    *(LOCAL float4 *)to = there ? *(GLOBAL const float4 *)from : zero;
+}
+DEVICE void copy_bytes4(LOCAL float *to, GLOBAL const float *from, int there)
+{
+    *to = there ? *from : 0.0f;
+}
+#define COPIED()
+#endif
+
+/* What is applied to a finished sum; NaN goes through, as in torch. FINISH is made of these. */
+DEVICE float relu(float v) { return v < 0.0f ? 0.0f : v; }
+DEVICE float relu6(float v) { return v < 0.0f ? 0.0f : v > 6.0f ? 6.0f : v; }
+DEVICE float leaky(float v, float slope) { return v > 0.0f ? v : v * slope; }
+DEVICE float above(float v, float limit) { return v <= limit ? 0.0f : v; }
+DEVICE float silu(float v)
+{
+    float t = EXP(v < 0.0f ? v : -v);
+    return (v < 0.0f ? v * t : v) / (1.0f + t);
+}
+DEVICE float hardswish(float v)
+{
+    float gate = v + 3.0f;
+    gate = gate < 0.0f ? 0.0f : gate > 6.0f ? 6.0f : gate;
+    return v * (gate * (1.0f / 6.0f));
+}

@@ -1,0 +1,68 @@
+"""`Code` and `Launch`: a kernel's source with its sizes as macros, and one launch of it. Whoever launches brings the buffers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+
+import numpy as np
+
+from aerogel.layout import Array
+from aerogel.problem import NUMBERED
+
+BUFFERS = ("x", "y", "bias", "residual", "scratch")
+"""Arguments that a launch names and the caller brings; a layer that has no bias or no residual is given y in its place."""
+
+Number = np.int32 | np.int64 | np.float32
+
+
+@dataclass(frozen=True)
+class Code:
+    """What is compiled: files beside this one and text of its own, macros in front. `block` is threads across and down."""
+
+    entry: str
+    block: tuple[int, int]
+    macros: tuple[tuple[str, int | str], ...]
+    steps: tuple[str, ...]
+    files: tuple[str, ...]
+    own: str = ""
+
+    def text(self) -> str:
+        """The whole source, for any of the compilers."""
+        return dialect() + self.body()
+
+    def body(self) -> str:
+        """The source without the dialect: several of these may follow it."""
+        macros = "".join(f"#undef {name}\n#define {name} {value}\n" for name, value in self.macros)
+        return "".join([macros, _finish(self.steps), *map(_file, self.files), self.own])
+
+    def __str__(self) -> str:
+        """For people: entry, macros, steps of the epilogue."""
+        return f"{self.entry} {' '.join(f'{n.lower()}={v}' for n, v in self.macros)} {'+'.join(self.steps)}".rstrip()
+
+
+@dataclass(frozen=True, eq=False)
+class Launch:
+    """One launch. `arguments` in the kernel's order: the name of a buffer, an array that is uploaded once, or a number."""
+
+    code: Code
+    grid: tuple[int, int, int]
+    arguments: tuple[str | Array | Number, ...]
+    scratch_bytes: int = 0
+
+
+def dialect() -> str:
+    return _file("dialect.h")
+
+
+@cache
+def _file(name: str) -> str:
+    return (files("aerogel.codegen.gpu") / name).read_text()
+
+
+def _finish(steps: tuple[str, ...]) -> str:
+    """FINISH(v, filter, at): the epilogue in its own order."""
+    lines = {"bias": "v += READ(bias + (filter));", "add": "v += READ(residual + (at));"}
+    own = [lines.get(s) or f"v = {s}(v{', parameter' if s in NUMBERED else ''});" for s in steps]
+    return f"#undef FINISH\n#define FINISH(v, filter, at) {{ {' '.join(own)} }}\n"

@@ -1,0 +1,64 @@
+/* stridepack (Tetris): a lane is a filter, a thread holds TILE_P x TILE_Q outputs of it in registers, and x is staged in shared memory
+   (stage.h), so that lanes read different channels and each weight is used TILE_P * TILE_Q times.
+
+   A block has WARPS_P x WARPS_Q warps beside each other in the image, all with the same 32 filters. For each unit, (group of filters,
+   stage of channels), `first` says where its slots begin: four slots of 32 lanes at a time, values as float4 and places in the tile
+   as ushort4, so that loads are wide and coalesced. A value of 0 is padding and reads nothing. y is channels_last, too: lanes store
+   beside each other. With two BUFFERS the next stage is on its way while this one is used. */
+#define SLOT(v, o)                                                                                                      \
+    if ((v) != 0.0f) {                                                                                                  \
+        UNROLL for (int i = 0; i < TILE_P; ++i) UNROLL for (int j = 0; j < TILE_Q; ++j)                                  \
+            sum[i][j] = FMA(v, from[(int)(o) + (i * STRIDE_P * TILE_W + j * STRIDE_Q) * PITCH], sum[i][j]);             \
+    }
+
+KERNEL(32, WARPS_P *WARPS_Q)
+stridepack(GLOBAL const float *RESTRICT x, GLOBAL float *RESTRICT y, GLOBAL const float *RESTRICT bias,
+           GLOBAL const float *RESTRICT residual, GLOBAL const int *RESTRICT filter, GLOBAL const int *RESTRICT first,
+           GLOBAL const float4 *RESTRICT value, GLOBAL const ushort4 *RESTRICT place, float parameter, int channels, int height,
+           int width, int filters, int rows, int columns, int top, int left, int tiles_across, int stages, int group_channels,
+           int groups_of_32)
+{
+    SHARED float tile[BUFFERS][TILE_FLOATS];
+    int thread = THREAD_Y * 32 + THREAD_X, tile_p = BLOCK_X / tiles_across, tile_q = BLOCK_X - tile_p * tiles_across;
+    int row0 = tile_p * (WARPS_P * TILE_P), column0 = tile_q * (WARPS_Q * TILE_Q);
+    int h0 = row0 * STRIDE_P - top, w0 = column0 * STRIDE_Q - left;
+    int begin = BLOCK_Y / groups_of_32 * group_channels, end = begin + group_channels;
+    int own_p = THREAD_Y / WARPS_Q * TILE_P, own_q = THREAD_Y % WARPS_Q * TILE_Q;
+    int base = (own_p * STRIDE_P * TILE_W + own_q * STRIDE_Q) * PITCH;
+    GLOBAL const float *image = x + (LONG)BLOCK_Z * height * width * channels;
+    float sum[TILE_P][TILE_Q];
+    UNROLL for (int i = 0; i < TILE_P; ++i) UNROLL for (int j = 0; j < TILE_Q; ++j) sum[i][j] = 0.0f;
+    if (BUFFERS == 2) stage(tile[0], image, thread, begin, end, channels, height, width, h0, w0);
+    for (int number = 0; number < stages; ++number) {
+        if (BUFFERS == 1) { /* no barrier may depend on `number`: PoCL loses its way */
+            BARRIER();
+            stage(tile[0], image, thread, begin + number * TILE_C, end, channels, height, width, h0, w0);
+        }
+        COPIED();
+        BARRIER();
+        if (BUFFERS == 2 && number + 1 < stages)
+            stage(tile[(number + 1) % BUFFERS], image, thread, begin + (number + 1) * TILE_C, end, channels, height, width, h0, w0);
+        LOCAL const float *from = tile[number % BUFFERS] + base;
+        int unit = BLOCK_Y * stages + number, last = first[unit + 1];
+        for (int four = first[unit]; four < last; ++four) {
+            float4 v = value[four * 32 + THREAD_X];
+            ushort4 o = place[four * 32 + THREAD_X];
+            SLOT(v.x, o.x)
+            SLOT(v.y, o.y)
+            SLOT(v.z, o.z)
+            SLOT(v.w, o.w)
+        }
+    }
+    int own = filter[BLOCK_Y * 32 + THREAD_X];
+    if (own >= 0) {
+        UNROLL for (int i = 0; i < TILE_P; ++i) UNROLL for (int j = 0; j < TILE_Q; ++j) {
+            int p = row0 + own_p + i, q = column0 + own_q + j;
+            if (p < rows && q < columns) {
+                LONG at = (((LONG)BLOCK_Z * rows + p) * columns + q) * filters + own;
+                float v = sum[i][j];
+                FINISH(v, own, at);
+                y[at] = v;
+            }
+        }
+    }
+}

@@ -1,0 +1,220 @@
+"""`stridepack` on GPUs: a lane is a filter, x is staged in shared memory by stages of channels, sums stay in registers.
+
+Paper: Tetris (PPoPP'24). Stride packed filters: for each group of 32 filters and stage of `channels` channels the nonzeros of
+each lane, with filter group reorder and bank-sensing reorganization (codegen/gpu/spf.py).
+
+    filter   [groups of 32 x 32]   which filter a lane is, -1 where there is none
+    order    [slots, 32]           which nonzero of its filter a lane takes in each slot of each unit, -1 where it waits
+    first    [units + 1]           where the slots of each unit, (group, stage), begin
+    start, position, value         the filters in CSR, lane by lane: positions (c, r, s) flattened, in rising order
+
+Positions become places in the tile [row][column][channel] when the kernel is built; the tile's pitch depends on the configuration
+alone. Small layers have another form, `baked`: the weights are in the code (codegen/gpu/baked.py), slots are not needed. Wins where
+weights are used often: maps larger than a tile, many images. Refuses half precision and tiles that do not fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from aerogel.candidate import Config, Packed, Stats
+from aerogel.codegen.gpu import baked, spf
+from aerogel.codegen.gpu.launch import Code, Launch, Number
+from aerogel.codegen.gpu.spf import LANES, Ints
+from aerogel.errors import InvalidFile
+from aerogel.layout import Array
+from aerogel.problem import Conv, Dtypes
+from aerogel.target import Gpu
+
+NAME, PAPER = "stridepack", "Tetris, PPoPP'24"
+SUMMARY = "stride packed filters: a lane is a filter, x in shared memory, sums in registers; unstructured sparsity"
+LAYOUT = "channels_last"
+VERSION = 1
+STATIC_BYTES = 48 * 1024
+"""Shared memory that a kernel may have without asking for more."""
+MOST_BLOCKS = 65535
+TILES = ((4, 2, 2, 4), (2, 4, 2, 2), (4, 4, 2, 2), (2, 2, 2, 2), (1, 1, 2, 2))
+"""Outputs of a thread, rows and columns, and warps of a block, likewise."""
+MOST_BAKED = 8192
+"""Nonzeros that are put in the code: about as many instructions as a multiprocessor's cache holds."""
+
+
+def refuse(conv: Conv, target: Gpu, stats: Stats) -> str | None:
+    if conv.dtypes != Dtypes():
+        return f"computes in f32, not {conv.dtypes}"
+    if next(_points(conv, target), None) is None:
+        return f"a tile of {conv.r}x{conv.s} taps, stride {conv.stride}, dilation {conv.dilation}, takes too much shared memory"
+    if conv.n is not None and max(conv.n, _groups(conv)) > MOST_BLOCKS:
+        return f"{conv.n} images and {conv.k} filters; a grid has {MOST_BLOCKS} blocks"
+    return None
+
+
+def configs(conv: Conv, target: Gpu, stats: Stats) -> Iterator[Config]:
+    """Large stages first: they leave fewest slots empty. Reorganized, and as they come; measurement decides."""
+    in_code = {"channels": 32, "tile_p": 1, "tile_q": 1, "warps_p": 2, "warps_q": 2, "wide": 1, "buffers": 1, "baked": 1}
+    if stats.nonzeros <= MOST_BAKED and _tile(conv, in_code)[2] * 4 <= STATIC_BYTES:
+        yield Config.make(NAME, **in_code, reorganized=0)
+    yield from (Config.make(NAME, **point, reorganized=1) for point in _points(conv, target))
+    yield from (Config.make(NAME, **point, reorganized=0) for point in _points(conv, target))
+
+
+def _points(conv: Conv, target: Gpu) -> Iterator[dict[str, int]]:
+    """All forms but the baked one, of which two blocks find room on a multiprocessor."""
+    own, room = conv.c // conv.groups, min(STATIC_BYTES, target.shared_bytes // 2)
+    wide = 4 if own % 4 == 0 else 1
+    for channels in (256, 128, 64, 32, 16, 8):
+        if channels > 8 and channels // 2 >= own:
+            continue
+        for tile_p, tile_q, warps_p, warps_q in TILES:
+            point = {
+                "channels": channels,
+                "tile_p": tile_p,
+                "tile_q": tile_q,
+                "warps_p": warps_p,
+                "warps_q": warps_q,
+                "wide": wide,
+                "baked": 0,
+            }
+            for buffers in (2, 1):
+                if channels // wide <= 32 * warps_p * warps_q and buffers * _tile(conv, point)[2] * 4 <= room:
+                    yield point | {"buffers": buffers}
+
+
+def _tile(conv: Conv, point: dict[str, int]) -> tuple[int, int, int]:
+    """Rows and columns of the staged tile, and its floats."""
+    across = [
+        (outputs - 1) * stride + (size - 1) * dilation + 1
+        for outputs, stride, size, dilation in zip(_outputs(point), conv.stride, (conv.r, conv.s), conv.dilation, strict=True)
+    ]
+    return across[0], across[1], across[0] * across[1] * _pitch(point)
+
+
+def _outputs(point: dict[str, int]) -> tuple[int, int]:
+    """Rows and columns of y that a block computes."""
+    down, across = (baked.DOWN, baked.ACROSS) if point["baked"] else (1, 1)
+    return point["warps_p"] * point["tile_p"] * down, point["warps_q"] * point["tile_q"] * across
+
+
+def _pitch(point: dict[str, int]) -> int:
+    """Floats of a pixel in the tile. Four more than channels: still whole copies of 16 bytes, and taps of one channel lie in
+    different banks."""
+    return point["channels"] + 4 if point["wide"] == 4 else point["channels"] + 1
+
+
+def _groups(conv: Conv) -> int:
+    return conv.groups * -(-(conv.k // conv.groups) // LANES)
+
+
+def pack(weight: Array, conv: Conv, config: Config) -> Packed:
+    flat = weight.reshape(conv.k, -1)
+    own, size = conv.k // conv.groups, config["channels"] * conv.r * conv.s
+    stages = -(-flat.shape[1] // size)
+    lengths = np.add.reduceat(flat != 0, np.arange(0, flat.shape[1], size), axis=1).astype(np.int64)
+    lanes = np.full((_groups(conv), LANES), -1, np.int64)
+    for g in range(conv.groups):
+        part = lengths[g * own : (g + 1) * own]
+        groups = spf.grouped(part) if config["reorganized"] else np.array_split(np.arange(own), range(LANES, own, LANES))
+        for i, members in enumerate(groups):
+            lanes[g * -(-own // LANES) + i, : len(members)] = members + g * own
+    filters = lanes.reshape(-1)
+    rows, position = np.nonzero(np.where(filters[:, None] >= 0, flat[filters], 0))
+    start = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=len(filters)))])
+    arrays = {"filter": filters.astype(np.int32), "start": start.astype(np.int32), "position": position.astype(np.int32)}
+    arrays["value"] = flat[filters[rows], position].astype(np.float32)
+    places, counts, _ = units(arrays, conv, config)
+    slots = [] if config["baked"] else spf.in_order(counts)
+    if config["reorganized"]:  # shared memory is the limit, so wavefronts are the modelled time: kept where there are fewer
+        apart = spf.reorganized(places, counts)
+        slots = apart if sum(map(len, apart)) < spf.wavefronts(places, slots) else slots
+    arrays["first"] = np.concatenate([[0], np.cumsum([len(s) for s in slots])]).astype(np.int32)
+    arrays["order"] = np.concatenate([np.zeros((0, LANES), np.int64), *slots]).astype(np.int32)
+    return Packed(f"gpu-{NAME}", VERSION, arrays, {"stages": stages})
+
+
+def units(a: dict[str, Array], conv: Conv, config: Config) -> tuple[Ints, Ints, Array]:
+    """Every unit's places in the tile and values, [unit, lane, nonzero], and how many each lane has."""
+    size = config["channels"] * conv.r * conv.s
+    stages = -(-int(np.prod(conv.weight_shape[1:])) // size)
+    c, r, s = np.unravel_index(a["position"].astype(np.int64), conv.weight_shape[1:])
+    point = dict(config.options)
+    place = (r * conv.dilation[0] * _tile(conv, point)[1] + s * conv.dilation[1]) * _pitch(point) + c % config["channels"]
+    lane, stage = np.repeat(np.arange(len(a["filter"])), np.diff(a["start"])), c // config["channels"]
+    unit = lane // LANES * stages + stage
+    shape = (len(a["filter"]) // LANES * stages, LANES)
+    counts = np.bincount(unit * LANES + lane % LANES, minlength=shape[0] * LANES).reshape(shape)
+    begins = np.concatenate([[0], np.cumsum(np.bincount(lane * stages + stage, minlength=len(a["filter"]) * stages))])
+    number = np.arange(len(place)) - begins[lane * stages + stage]
+    places, values = (
+        np.zeros((*shape, int(counts.max(initial=0))), np.int64),
+        np.zeros((*shape, int(counts.max(initial=0))), np.float32),
+    )
+    places[unit, lane % LANES, number], values[unit, lane % LANES, number] = place, a["value"]
+    return places, counts.astype(np.int64), values
+
+
+def unpack(packed: Packed, conv: Conv) -> Array:
+    check(packed, conv)
+    a = packed.arrays
+    flat = np.zeros((conv.k, int(np.prod(conv.weight_shape[1:]))), np.float32)
+    flat[np.repeat(a["filter"], np.diff(a["start"])), a["position"]] = a["value"]
+    return flat.reshape(conv.weight_shape)
+
+
+def check(packed: Packed, conv: Conv) -> None:
+    """The invariants the kernel relies on."""
+    a, inside = packed.arrays, int(np.prod(conv.weight_shape[1:]))
+    if (packed.format, packed.version) != (f"gpu-{NAME}", VERSION) or set(a) != _ARRAYS:
+        raise InvalidFile(f"not a {NAME} weight for GPUs")
+    good = len(a["filter"]) == _groups(conv) * LANES and len(a["start"]) == len(a["filter"]) + 1
+    good = good and a["start"][0] == 0 and a["start"][-1] == len(a["value"]) == len(a["position"])
+    good = good and bool((np.diff(a["start"]) >= 0).all()) and np.array_equal(np.sort(a["filter"])[-conv.k :], np.arange(conv.k))
+    if not good or (len(a["position"]) and not 0 <= a["position"].min() <= a["position"].max() < inside):
+        raise InvalidFile(f"a {NAME} weight with filters or positions that {conv} has not")
+
+
+_ARRAYS = {"filter", "start", "position", "value", "first", "order"}
+
+
+def build(packed: Packed, conv: Conv, config: Config) -> list[Launch]:
+    check(packed, conv)
+    if not conv.batch:
+        return []
+    a, (p, q), point = dict(packed.arrays), conv.out, dict(config.options)
+    (tile_h, tile_w, _), (down, across) = _tile(conv, point), _outputs(point)
+    macros: dict[str, int | str] = {"TILE_C": point["channels"], "PITCH": _pitch(point), "TILE_H": tile_h, "TILE_W": tile_w}
+    macros |= {name.upper(): point[name] for name in ("tile_p", "tile_q", "warps_p", "warps_q", "wide", "buffers")}
+    macros |= {"STRIDE_P": conv.stride[0], "STRIDE_Q": conv.stride[1], "THREADS": 32 * point["warps_p"] * point["warps_q"]}
+    macros["COPY"] = "copy_bytes16" if point["wide"] == 4 else "copy_bytes4"
+    sizes = (
+        conv.c, *conv.size, conv.k, p, q, conv.pad[0], conv.pad[1], -(-q // across), packed.meta["stages"], conv.c // conv.groups,
+        _groups(conv) // conv.groups,
+    )  # fmt: skip
+    numbers: tuple[Number, ...] = (np.float32(conv.parameter), *(np.int32(n) for n in sizes))
+    block, grid = (32, point["warps_p"] * point["warps_q"]), (-(-q // across) * -(-p // down), _groups(conv), conv.batch)
+    places, counts, values = units(a, conv, config)
+    if point["baked"]:
+        own = baked.source(zip(*_of_unit(places[u], values[u], counts[u]), strict=True) for u in range(len(counts)))
+        code, arrays = Code("baked", block, tuple(macros.items()), conv.steps, ("stage.h",), own), tuple[Array, ...]()
+    else:
+        code = Code(NAME, block, tuple(macros.items()), conv.steps, ("stage.h", "stridepack.cu"))
+        arrays = a["filter"], *spf.fours(_slots(a, counts), values, places)
+    return [Launch(code, grid, ("x", "y", "bias", "residual", *arrays, *numbers))]
+
+
+def _slots(a: dict[str, Array], counts: Ints) -> list[Ints]:
+    """Each unit's slots, checked: every nonzero is taken once."""
+    slots = np.split(a["order"].astype(np.int64), a["first"][1:-1])
+    for own, count in zip(slots, counts, strict=True):
+        taken = np.sort(np.where(own >= 0, own, len(own)), axis=0)
+        wanted = np.where(np.arange(len(own))[:, None] < count, np.arange(len(own))[:, None], len(own))
+        if own.shape[1:] != (LANES,) or (count > len(own)).any() or not np.array_equal(taken, wanted):
+            raise InvalidFile(f"a {NAME} weight whose slots do not take each nonzero once")
+    return slots
+
+
+def _of_unit(places: Ints, values: Array, counts: Ints) -> tuple[Ints, Ints, Array]:
+    """Places, lanes and values of a unit's nonzeros."""
+    lane, number = np.nonzero(np.arange(places.shape[1]) < counts[:, None])
+    return places[lane, number], lane, values[lane, number]

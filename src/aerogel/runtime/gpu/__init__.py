@@ -1,0 +1,68 @@
+"""Launching: the same Launches on torch's CUDA tensors (cuda) or in OpenCL buffers (opencl), and a model on such a device (module).
+
+A device is
+
+    target                             what it is: a Gpu
+    prepared(launches)                 a call on buffers by name that queues them: compiled, arrays uploaded
+    resident(tensor, layout)           a tensor's buffer, in a layout of torch's
+    fresh(shape, layout)               a buffer to write, and a function that gives it as a tensor
+    clock(run, repeats)                microseconds of one run, on the device's own clock where it has one
+    captured(run)                      the same function of tensors, with fewer launches where the device can (CUDA graphs)
+    here(tensor)                       a tensor where torch can use it beside our results
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Protocol
+
+import torch
+from torch.utils import _pytree as pytree
+
+from aerogel.codegen.gpu.launch import Launch
+from aerogel.target import Gpu
+
+Queue = Callable[[Mapping[str, Any]], None]
+
+
+class Device(Protocol):
+    """The shape of a device, for the type checker."""
+
+    target: Gpu
+
+    def prepared(self, launches: Sequence[Launch]) -> Queue: ...
+    def resident(self, tensor: torch.Tensor, layout: str) -> Any: ...
+    def fresh(self, shape: tuple[int, ...], layout: str) -> tuple[Any, Callable[[], torch.Tensor]]: ...
+    def clock(self, run: Callable[[], object], repeats: int) -> float: ...
+    def captured(self, run: Callable[[list[Any]], list[Any]]) -> Callable[[list[Any]], list[Any]]: ...
+    def here(self, tensor: torch.Tensor) -> torch.Tensor: ...
+
+
+FORMAT = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
+_chosen: ContextVar[Device | None] = ContextVar("aerogel device", default=None)
+
+
+@contextmanager
+def using(device: Device) -> Iterator[None]:
+    """Within it compile() takes models on the CPU to this device: an OpenCL GPU, or PoCL in the tests."""
+    token = _chosen.set(device)
+    try:
+        yield
+    finally:
+        _chosen.reset(token)
+
+
+def device_of(call: Any) -> Device | None:
+    """Where a call's tensors are: on a CUDA device, on the one chosen by `using`, or, None, on the CPU."""
+    if any(isinstance(v, torch.Tensor) and v.is_cuda for v in pytree.tree_leaves(call)):
+        from aerogel.runtime.gpu.cuda import Cuda
+
+        return Cuda()
+    return _chosen.get()
+
+
+def on_cpu(call: Any) -> Any:
+    """The call with its tensors on the CPU: models are read there."""
+    return pytree.tree_map_only(torch.Tensor, lambda t: t.cpu(), call)
