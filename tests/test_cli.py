@@ -29,7 +29,7 @@ def test_methods_lists_every_method_with_its_paper() -> None:
 def test_doctor_speaks_in_sentences() -> None:
     result = run(app, ["doctor", "--json"])
     findings = {f["what"]: f for f in json.loads(result.stdout)}
-    assert {"versions", "CPU", "caches", "thread pool", "threads", "dense", "cache folder", "environment"} == set(findings)
+    assert {"versions", "CPU", "caches", "thread pool", "threads", "dense", "GPU", "cache folder", "environment"} == set(findings)
     assert result.exit_code == (0 if all(f["good"] for f in findings.values()) else 1)
     assert "cores" in findings["threads"]["says"]
     assert "thread pool" in run(app, ["doctor"]).stdout

@@ -229,7 +229,7 @@ def _judged(model: Any, ours: Compiled, call: Call, asked: Asked, clock: Clock =
         return _differs(model, ours)
     forms = bodies(model, asked.dtype)
     runs = [*(runner(m, call, layout) for layout, m in forms.items()), runner(ours, call, "contiguous")]
-    times = interleaved(runs, FEW_ROUNDS, clock=clock)
+    times = interleaved(runs, FEW_ROUNDS, 2, clock)
     if 1 / CLEAR < min(min(t) for t in times[:-1]) / min(times[-1]) < CLEAR:
         times = [few + more for few, more in zip(times, interleaved(runs, ROUNDS - FEW_ROUNDS, 1, clock), strict=True)]
     middle = [sorted(t)[len(t) // 2] for t in times]
