@@ -8,7 +8,8 @@ lanes take one slot at a time; in a slot, lanes that read different words of the
   lane.
 - Bank-sensing reorganization: in every slot each bank serves one word. A lane that finds no free bank waits, the longest lanes
   choose first, and the fullest banks are emptied first. That two kinds of things, each in at most L of the pairs to be made, can
-  be paired off in L rounds is Koenig's theorem; choosing greedily came within 1 % of that on every layer that was tried.
+  be paired off in L rounds is Koenig's theorem; choosing greedily takes at most 1 % more slots than the longest lanes have on real
+  patterns up to 95 % zeros, 7 % more at 98 %.
 """
 
 from __future__ import annotations
