@@ -26,15 +26,5 @@ dense(GLOBAL const float *RESTRICT x, GLOBAL float *RESTRICT y, GLOBAL const flo
                     sum[i][j] = FMA(v, from[(i * STRIDE_P * TILE_W + j * STRIDE_Q) * PITCH], sum[i][j]);
             }
     }
-    if (own < filters) {
-        UNROLL for (int i = 0; i < TILE_P; ++i) UNROLL for (int j = 0; j < TILE_Q; ++j) {
-            int p = row0 + own_p + i, q = column0 + own_q + j;
-            if (p < rows && q < columns) {
-                LONG at = (((LONG)BLOCK_Z * rows + p) * columns + q) * filters + own;
-                float v = sum[i][j];
-                FINISH(v, own, at);
-                y[at] = v;
-            }
-        }
-    }
+    if (own < filters) STORE_SUMS()
 }

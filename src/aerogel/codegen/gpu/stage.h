@@ -24,3 +24,17 @@ DEVICE void stage(LOCAL float *into, GLOBAL const float *image, int thread, int 
         }
     }
 }
+
+/* What a thread holds, sum[TILE_P][TILE_Q] of filter `own` from output (row0 + own_p, column0 + own_q) on, finished and stored. */
+#define STORE_SUMS() \
+    { \
+    UNROLL for (int i = 0; i < TILE_P; ++i) UNROLL for (int j = 0; j < TILE_Q; ++j) { \
+        int p = row0 + own_p + i, q = column0 + own_q + j; \
+        if (p < rows && q < columns) { \
+            LONG at = (((LONG)BLOCK_Z * rows + p) * columns + q) * filters + own; \
+            float v = sum[i][j]; \
+            FINISH(v, own, at); \
+            y[at] = v; \
+        } \
+    } \
+    }

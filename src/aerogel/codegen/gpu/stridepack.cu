@@ -50,15 +50,5 @@ stridepack(GLOBAL const float *RESTRICT x, GLOBAL float *RESTRICT y, GLOBAL cons
         }
     }
     int own = filter[BLOCK_Y * 32 + THREAD_X];
-    if (own >= 0) {
-        UNROLL for (int i = 0; i < TILE_P; ++i) UNROLL for (int j = 0; j < TILE_Q; ++j) {
-            int p = row0 + own_p + i, q = column0 + own_q + j;
-            if (p < rows && q < columns) {
-                LONG at = (((LONG)BLOCK_Z * rows + p) * columns + q) * filters + own;
-                float v = sum[i][j];
-                FINISH(v, own, at);
-                y[at] = v;
-            }
-        }
-    }
+    if (own >= 0) STORE_SUMS()
 }

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from aerogel.candidate import Config, Packed, Stats
+from aerogel.codegen.gpu import csr
 from aerogel.codegen.gpu.launch import Code, Launch, Number
 from aerogel.errors import InvalidFile
 from aerogel.layout import Array
@@ -70,22 +71,15 @@ def pack(weight: Array, conv: Conv, config: Config) -> Packed:
 
 def unpack(packed: Packed, conv: Conv) -> Array:
     check(packed, conv)
-    a = packed.arrays
-    flat = np.zeros((conv.k, int(np.prod(conv.weight_shape[1:]))), np.float32)
-    flat[np.repeat(a["filter"], np.diff(a["start"])), a["position"]] = a["value"]
-    return flat.reshape(conv.weight_shape)
+    return csr.unpack(packed.arrays, conv)
 
 
 def check(packed: Packed, conv: Conv) -> None:
     """The invariants the kernel relies on."""
-    a, inside = packed.arrays, int(np.prod(conv.weight_shape[1:]))
+    a = packed.arrays
     if (packed.format, packed.version) != (f"gpu-{NAME}", VERSION) or set(a) != {"filter", "start", "position", "value"}:
         raise InvalidFile(f"not a {NAME} weight for GPUs")
-    lengths = np.diff(a["start"])
-    good = len(a["start"]) == conv.k + 1 and a["start"][0] == 0 and a["start"][-1] == len(a["value"]) == len(a["position"])
-    good = good and bool((lengths >= 0).all()) and bool((np.diff(lengths) <= 0).all())
-    good = good and np.array_equal(np.sort(a["filter"]), np.arange(conv.k))
-    if not good or (len(a["position"]) and not 0 <= a["position"].min() <= a["position"].max() < inside):
+    if not csr.sound(a, conv, conv.k) or (np.diff(a["start"], n=2) > 0).any():  # the kernel wants the longest first
         raise InvalidFile(f"a {NAME} weight with filters or positions that {conv} has not")
 
 

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from aerogel.candidate import Config, Packed, Stats
-from aerogel.codegen.gpu import baked, spf
+from aerogel.codegen.gpu import baked, csr, spf
 from aerogel.codegen.gpu.launch import Code, Launch, Number
 from aerogel.codegen.gpu.spf import LANES, Ints
 from aerogel.errors import InvalidFile
@@ -156,21 +156,15 @@ def units(a: dict[str, Array], conv: Conv, config: Config) -> tuple[Ints, Ints, 
 
 def unpack(packed: Packed, conv: Conv) -> Array:
     check(packed, conv)
-    a = packed.arrays
-    flat = np.zeros((conv.k, int(np.prod(conv.weight_shape[1:]))), np.float32)
-    flat[np.repeat(a["filter"], np.diff(a["start"])), a["position"]] = a["value"]
-    return flat.reshape(conv.weight_shape)
+    return csr.unpack(packed.arrays, conv)
 
 
 def check(packed: Packed, conv: Conv) -> None:
     """The invariants the kernel relies on."""
-    a, inside = packed.arrays, int(np.prod(conv.weight_shape[1:]))
+    a = packed.arrays
     if (packed.format, packed.version) != (f"gpu-{NAME}", VERSION) or set(a) != _ARRAYS:
         raise InvalidFile(f"not a {NAME} weight for GPUs")
-    good = len(a["filter"]) == _groups(conv) * LANES and len(a["start"]) == len(a["filter"]) + 1
-    good = good and a["start"][0] == 0 and a["start"][-1] == len(a["value"]) == len(a["position"])
-    good = good and bool((np.diff(a["start"]) >= 0).all()) and np.array_equal(np.sort(a["filter"])[-conv.k :], np.arange(conv.k))
-    if not good or (len(a["position"]) and not 0 <= a["position"].min() <= a["position"].max() < inside):
+    if not csr.sound(a, conv, _groups(conv) * LANES):
         raise InvalidFile(f"a {NAME} weight with filters or positions that {conv} has not")
 
 
