@@ -5,9 +5,9 @@
     python benchmarks/gpu.py --show gpu.jsonl                                      the table of an earlier run
 
 Dense is torch's convolution (cuDNN) in fp32, tf32 and fp16, the faster of both layouts, with the epilogue as torch's calls. Ours
-are in fp32; the first configurations of each method are timed, conversions of layout not counted. Times are medians of interleaved
-rounds on the device's own events. Patterns come from ../shared/patterns; elsewhere seeded random masks of the same sparsity take
-their place, and the rows say so. No row of this benchmark has come from a physical GPU yet.
+are in fp32 and fp16; the first configurations of each method are timed, conversions of layout not counted. Times are medians of
+interleaved rounds on the device's own events. Patterns come from ../shared/patterns; elsewhere seeded random masks of the same
+sparsity take their place, and the rows say so. No row of this benchmark has come from a physical GPU yet.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ import argparse
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import date
-from itertools import islice
+from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
@@ -30,19 +31,23 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from aerogel.candidate import Stats
-from aerogel.layout import Array
-from aerogel.methods.dense import plain
+from aerogel.layout import NUMPY, Array
+from aerogel.methods.dense import TORCH, plain
 from aerogel.methods.gpu import METHODS, method
-from aerogel.problem import Conv
+from aerogel.problem import Conv, Dtypes
 from aerogel.runtime.gpu import FORMAT, Device
 from aerogel.runtime.gpu.cuda import Cuda
-from aerogel.runtime.gpu.module import Layer
+from aerogel.runtime.gpu.layer import Layer
 from aerogel.runtime.gpu.opencl import OpenCL
 from aerogel.tune.measure import interleaved
 from benchmarks.patterns import Layer as Pruned
 from benchmarks.patterns import distinct, load
 
 PATTERNS = Path(__file__).parent.parent.parent / "shared" / "patterns"
+SUMS = {"direct": "f16", "stridepack": "f16"}
+FORMS = [(name, Dtypes()) for name in METHODS[1:]]
+FORMS += [(name, Dtypes("f16", "f16", SUMS.get(name, "f32"), "f16")) for name in METHODS[1:]]
+"""Ours in f32 (tilewise and blockgemm: tf32) and in f16; actsparse is never among them, for it needs real inputs."""
 PRECISIONS = {"fp32": (torch.float32, False), "tf32": (torch.float32, True), "fp16": (torch.float16, False)}
 
 
@@ -93,17 +98,19 @@ def measured(device: Device, layer: Pruned, batch: int, given: argparse.Namespac
             calls[f"dense {precision} {layout}"] = dense(device, conv, weight, x, bias, precision, layout)
     errors = dict[str, float]()
     wanted = plain(torch.from_numpy(x), torch.from_numpy(weight), conv, torch.from_numpy(bias), None)
-    for name in METHODS[1:]:
-        own, stats = method(name), Stats.of(weight)
-        if own.refuse(conv, device.target, stats) is not None:
+    for (name, dtypes), stats in product(FORMS, [Stats.of(weight)]):
+        own, typed = method(name), replace(conv, dtypes=dtypes)
+        if own.refuse(typed, device.target, stats) is not None:
             continue
-        there, bias_there = (device.here(torch.from_numpy(a)) for a in (x, bias))
+        there, bias_there = device.here(torch.from_numpy(x).to(TORCH[dtypes.input])), device.here(torch.from_numpy(bias))
         there = there.contiguous(memory_format=FORMAT[own.LAYOUT])
-        for config in islice(own.configs(conv, device.target, stats), given.configs):
-            run = Layer(device, conv, config, weight)
-            calls[str(config)] = lambda run=run, there=there, bias=bias_there: run(there, bias, None)  # type: ignore[misc]
-            y = run(there, bias_there, None).cpu()
-            errors[name] = max(errors.get(name, 0.0), float((y - wanted).abs().max() / wanted.abs().max().clamp(min=1e-9)))
+        label = name if dtypes == Dtypes() else f"{name} f16"
+        for config in islice(own.configs(typed, device.target, stats), given.configs):
+            run = Layer(device, typed, config, weight.astype(NUMPY[dtypes.weight]))
+            form = f"{label}/{str(config).partition('/')[2]}"
+            calls[form] = lambda run=run, there=there, bias=bias_there: run(there, bias, None)  # type: ignore[misc]
+            y = run(there, bias_there, None).cpu().float()
+            errors[label] = max(errors.get(label, 0.0), float((y - wanted).abs().max() / wanted.abs().max().clamp(min=1e-9)))
     times = interleaved(list(calls.values()), given.rounds, clock=device.clock)
     us = {name: float(np.median(t)) for name, t in zip(calls, times, strict=True)}
     return {"conv": str(conv), "nonzeros": layer.nonzeros, "us": us, "error": errors}
@@ -129,7 +136,8 @@ def best(row: dict[str, Any], name: str) -> float | None:
 
 
 def show(rows: list[dict[str, Any]]) -> None:
-    names = ("dense fp32", "dense tf32", "dense fp16", *METHODS[1:])
+    ours = (name if dtypes == Dtypes() else f"{name} f16" for name, dtypes in FORMS if name != "actsparse")
+    names = ("dense fp32", "dense tf32", "dense fp16", *ours)
     table = Table(title=f"microseconds of all layers, each as often as the network has it; {rows[0]['target']}")
     for heading in ("pattern", "batch", *names, "worst error"):
         table.add_column(heading, justify="right")

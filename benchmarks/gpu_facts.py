@@ -31,15 +31,15 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from aerogel.candidate import Config, Stats
+from aerogel.candidate import Config, Idle, Stats
 from aerogel.codegen.gpu import nvrtc, spf
-from aerogel.codegen.gpu.launch import Code
+from aerogel.codegen.gpu.launch import HALVES, Code
 from aerogel.codegen.gpu.nvrtc import Facts
-from aerogel.layout import Array
-from aerogel.methods.gpu import method, stridepack
-from aerogel.problem import Conv
-from benchmarks import patterns
-from benchmarks.sim.write import TARGET, launches_of
+from aerogel.layout import NUMPY, Array
+from aerogel.methods.gpu import actsparse, method, stridepack
+from aerogel.problem import Conv, Dtypes
+from benchmarks import gpu_triton, patterns
+from benchmarks.sim.write import POOL, TARGET, launches_of
 
 PATTERNS = Path(__file__).parent.parent.parent / "shared" / "patterns"
 ARCHS = ("sm_75", "sm_80", "sm_90", "sm_100")
@@ -48,8 +48,11 @@ AMD = ("gfx942",) if shutil.which("clang-19") else ()
 LIMITS = {"sm_75": (32, 16, 65536), "sm_80": (64, 32, 167936), "sm_90": (64, 32, 233472), "sm_100": (64, 32, 233472)}
 LIMITS["gfx942"] = (32, 16, 65536)
 """Warps, blocks and bytes of shared memory of a multiprocessor; NVIDIA's have 65,536 registers."""
+FORMS = [(name, Dtypes()) for name in ("direct", "stridepack", "actsparse")]
+FORMS += [(name, dtypes) for name in ("direct", "stridepack") for dtypes in HALVES]
+"""Methods in the dialect and the types they take."""
 CHANNELS, CURVE = (32, 64, 128, 256), "resnet50-90"
-"""Channels of a stage, and the pattern for which all of them are tried; others get the largest that fits, which is tried first."""
+"""Channels of a stage, and the pattern for which all of them are tried; others get the largest that fits."""
 
 
 def main() -> None:
@@ -66,6 +69,8 @@ def main() -> None:
         work = [(code, arch) for arch in (*ARCHS, *AMD) for code in variants(arch)]
         result["kernels"] = [compiled(*one) for one in track(work, "kernels", console=Console(stderr=True))]
         show_kernels(result["kernels"])
+        triton = [(launch.code, target) for target in gpu_triton.TARGETS for launch in gpu_triton.launches(target)]
+        result["triton"] = [gpu_triton.facts(*one) for one in track(triton, "Triton", console=Console(stderr=True))]
     names = given.pattern or ([] if given.kernels_only else [p.stem for p in sorted(PATTERNS.glob("*.npz"))])
     for name in names:
         result["patterns"][name] = pattern(name)
@@ -81,12 +86,16 @@ def variants(arch: str) -> list[Code]:
     for text in LAYERS:
         conv, rng = Conv.parse(text), np.random.default_rng(0)
         weight = np.where(rng.random(conv.weight_shape) < 0.1, rng.standard_normal(conv.weight_shape), 0).astype(np.float32)
-        for name in ("direct", "stridepack"):
-            own = method(name)
-            offered = list(own.configs(conv, target, Stats.of(weight)))
-            few = [c for c in offered if name == "direct" or not c["reorganized"]]
-            for config in few[:6]:
-                found |= {launch.code: None for launch in own.build(own.pack(weight, conv, config), conv, config)}
+        for name, dtypes in FORMS:
+            own, typed = method(name), replace(conv, dtypes=dtypes)
+            offered = list(own.configs(typed, target, Stats.of(weight, Idle(80, 60, 50))))
+            few = [c for c in offered if not dict(c.options).get("reorganized")]
+            held = weight.astype(NUMPY[dtypes.weight])
+            for config in few[: 6 if dtypes == Dtypes() else 3]:
+                found |= {launch.code: None for launch in own.build(own.pack(held, typed, config), typed, config)}
+        config = next(actsparse.configs(conv, target, Stats.of(weight, Idle(80, 60, 50))))
+        if "add" not in conv.steps and actsparse.takes(conv, config, POOL):
+            found[actsparse.build(actsparse.pack(weight, conv, config), conv, config, POOL)[0].code] = None
         found[launches_of(conv, weight, "dense", None, target)[0][0].code] = None
     return list(found)
 
@@ -148,9 +157,9 @@ def layer(given: tuple[Conv, Array, bool]) -> dict[str, Any]:
     """Slots of 32 lanes, times 32, and wavefronts, times 32, by channels of a stage: all of them, or the largest."""
     conv, mask, every = given
     weight = mask.astype(np.float32).reshape(conv.weight_shape)
-    offered = [c for c in stridepack.configs(conv, TARGET, Stats.of(weight)) if c["reorganized"]]
+    offered = [Config.make("stridepack", **point, reorganized=1) for point in stridepack.points(conv, TARGET)]
     sizes = dict.fromkeys(c["channels"] for c in offered)
-    few = [size for size in sizes if size in CHANNELS and every] or list(sizes)[:1]
+    few = [size for size in sizes if size in CHANNELS and every] or [max(sizes)]
     found = {size: cost(weight, conv, next(c for c in offered if c["channels"] == size)) for size in few}
     return {"conv": str(conv), "nonzeros": int(mask.sum()), "by_channels": found}
 

@@ -32,7 +32,7 @@ import aerogel
 from aerogel.candidate import Kernel, Stats
 from aerogel.layout import Layout
 from aerogel.methods import method
-from aerogel.problem import Conv
+from aerogel.problem import Conv, Pool
 from aerogel.runtime import fused, pool, pooling
 from aerogel.target import Target, host
 from aerogel.tune.measure import interleaved
@@ -40,7 +40,7 @@ from benchmarks.patterns import load
 
 PAIRS = (1, 3, 7, 11, 15)
 """Of VGG-19's sixteen convolutions, those before a pooling."""
-MAX = pooling.Pool("max", (2, 2), (2, 2), (0, 0), (1, 1))
+MAX = Pool("max", (2, 2), (2, 2), (0, 0), (1, 1))
 
 
 def main() -> None:

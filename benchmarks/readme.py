@@ -1,4 +1,4 @@
-"""Write README's tables from result files: python benchmarks/readme.py [--check]
+"""Write the tables of README.md and docs/gpu.md from result files: python benchmarks/readme.py [--check]
 
 Each table stands between `<!-- table:NAME -->` and `<!-- /table -->` and comes from benchmarks/results/NAME.json,
 NAME.jsonl or NAME.txt, nothing else.
@@ -188,10 +188,36 @@ def gpu_facts(result: dict[str, Any]) -> str:
     for arch in dict.fromkeys(r["target"] for r in rows):
         ours = [r["occupancy"] for r in rows if r["target"] == arch and not r["kernel"].startswith("dense")]
         allowed.append(f"{arch} {min(ours):.0%} to {max(ours):.0%}")
-    said = (
-        f"{count} kernels compiled, {spilled} bytes spilled. Occupancy that registers and shared memory allow: {', '.join(allowed)}"
-    )
+    triton, shared = list(result["triton"]), "registers and shared memory"
+    kinds = sorted({m for r in triton for m in r["matrix"]})
+    low = min(r["occupancy"] for r in triton if r["target"] == "sm_80")
+    said = f"{count} kernels compiled, {spilled} bytes spilled. Occupancy that {shared} allow: {', '.join(allowed)}"
+    said += f". {len({r['kernel'] for r in triton})} programs in Triton: {max(r['spilled'] for r in triton)} bytes spilled, "
+    said += f"{', '.join(kinds)}, at least {low:.0%} on sm_80"
     return "\n".join([*lines, "", f"{said} ({result['date']})."])
+
+
+def gpu_model(result: dict[str, Any]) -> str:
+    """benchmarks/gpu_model.py: modelled microseconds, and how many times dense f32 and dense f16 that is."""
+    heads = ["network", "batch", "on", "dense f32 / tf32 / f16, us", "direct", "stridepack", "best of each layer", "x dense f32"]
+    heads += ["stridepack f16", "x dense f16"]
+    lines, others = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"], list[str]()
+    for r in result["rows"]:
+        us, first, chosen = r["us"], f"| {r['network']} | {r['batch']} | {r['on']} |", r["chosen"]
+        if "stridepack" in us:
+            dense = " / ".join(f"{us[f'dense {k}']:.0f}" for k in ("f32", "tf32", "f16"))
+            taken = ", ".join(f"{n} {m}" for m, n in sorted(chosen.items(), key=lambda one: -one[1]))
+            ours = f"{us['direct']:.0f} | {us['stridepack']:.0f} | {us['best f32']:.0f} ({taken})"
+            gain, half = us["dense f32"] / us["best f32"], us["stridepack f16"]
+            lines.append(f"{first} {dense} | {ours} | {gain:.2f} | {half:.0f} | {us['dense f16'] / half:.2f} |")
+            continue
+        for name, beside in (("tilewise tf32", "dense tf32"), ("tilewise f16", "dense f16"), ("best f32", "dense f32")):
+            if name in us:
+                skips = f"actsparse where it is less ({chosen.get('actsparse')} of {sum(chosen.values())} layers)"
+                said = skips if name == "best f32" else name
+                others.append(f"{first} {beside} {us[beside]:.0f} | {said} {us[name]:.0f} | {us[beside] / us[name]:.2f} |")
+    head = ["", "| network | batch | on | dense, us | ours, us | x dense |", "|---|---|---|---|---|---|"]
+    return "\n".join([*lines, *head, *others])
 
 
 _SHARES: tuple[Callable[[dict[str, Any]], float], ...] = (
@@ -203,7 +229,7 @@ _SHARES: tuple[Callable[[dict[str, Any]], float], ...] = (
 TABLES: dict[str, Callable[[Any], str]] = {
     "explain": said, "layers": layers, "models": models, "half": half, "fashion": agreement, "fashion_mnist": pruned,
     "tilewise": tilewise, "blockgemm": blockgemm, "actsparse": actsparse, "pooling": pooling,
-    "activity": activity, "gpu_facts": gpu_facts,
+    "activity": activity, "gpu_facts": gpu_facts, "gpu_model": gpu_model,
 }  # fmt: skip
 
 
@@ -217,7 +243,7 @@ def _load(name: str) -> Any:
 
 
 def written(readme: str) -> str:
-    """README's text with every table made anew."""
+    """A text with every table in it made anew."""
     for name, table in TABLES.items():
         body = table(_load(name))
         pattern = re.compile(f"(<!-- table:{name} -->\n).*?(<!-- /table -->)", re.DOTALL)
@@ -226,8 +252,8 @@ def written(readme: str) -> str:
 
 
 if __name__ == "__main__":
-    path = ROOT / "README.md"
-    new = written(path.read_text())
-    if "--check" in sys.argv and new != path.read_text():
-        sys.exit("README.md does not show its result files; run python benchmarks/readme.py")
-    path.write_text(new)
+    for path in (ROOT / "README.md", ROOT / "docs" / "gpu.md"):
+        new = written(path.read_text())
+        if "--check" in sys.argv and new != path.read_text():
+            sys.exit(f"{path.name} does not show its result files; run python benchmarks/readme.py")
+        path.write_text(new)

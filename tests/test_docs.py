@@ -21,6 +21,8 @@ ROOT = Path(__file__).parent.parent
 def test_readme_tables_are_generated() -> None:
     text = (ROOT / "README.md").read_text()
     assert written(text) == text, "run python benchmarks/readme.py"
+    modelled = (ROOT / "docs" / "gpu.md").read_text()
+    assert written(modelled) == modelled, "run python benchmarks/readme.py"
 
 
 @pytest.mark.parametrize(

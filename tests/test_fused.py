@@ -16,7 +16,7 @@ from aerogel.candidate import Kernel
 from aerogel.layout import NUMPY, Layout
 from aerogel.methods import method
 from aerogel.plan import Plan
-from aerogel.problem import Conv, Dtypes
+from aerogel.problem import Conv, Dtypes, Pool
 from aerogel.reference import from_float64
 from aerogel.runtime import fused, pool, pooling
 from aerogel.target import host
@@ -27,7 +27,7 @@ from tests.suite.run import worth_it
 REGIONS = {name: Guarded() for name in ("x", "y", "z", "bias", "scratch")}
 
 
-def _case(rng: np.random.Generator) -> tuple[Conv, pooling.Pool, tuple[int, int, int, int]]:
+def _case(rng: np.random.Generator) -> tuple[Conv, Pool, tuple[int, int, int, int]]:
     """A convolution and a pooling that fits what it gives."""
     while True:
         r, stride, window = (int(rng.choice(of)) for of in ((1, 3), (1, 1, 2), (2, 3)))
@@ -39,7 +39,7 @@ def _case(rng: np.random.Generator) -> tuple[Conv, pooling.Pool, tuple[int, int,
         size = [(have + 2 * pad - window) // step + 1 for have in conv.out]
         if min(size) > 0:
             kind = str(rng.choice(["max", "average"]))
-            return conv, pooling.Pool(kind, (window,) * 2, (step,) * 2, (pad,) * 2, (1, 1)), (n, k, size[0], size[1])
+            return conv, Pool(kind, (window,) * 2, (step,) * 2, (pad,) * 2, (1, 1)), (n, k, size[0], size[1])
 
 
 @pytest.mark.parametrize("name", ["direct", "stridepack", "tilewise", "actsparse"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -311,13 +312,13 @@ def test_rows_too_long_for_fp16_lose_their_place() -> None:
     long, short = (Config.make("direct", vectors=1, channels=c, groups=1, ahead=0, aligned=0) for c in (512, 8))
     dense = Config.make("dense", channels_last=0, prepacked=0)
     choice, node, weight, values = _choice(long, short, dense)
-    kept = accurate(choice, node, weight, [values], host())
+    kept = accurate(choice, node, weight, [values], partial(once, host()))
     assert kept is not None
     assert kept.config == short
     assert [c for c, _ in kept.tried] == [short, dense]
     assert any("dense bf16" in why for name, why in kept.refused if name == "direct")
     wild = {**values, "x": values["x"] * 1e5, "y": values["y"] * 1e5}
-    assert accurate(choice, node, weight, [values, wild], host()) is None  # x itself is beyond fp16
+    assert accurate(choice, node, weight, [values, wild], partial(once, host())) is None  # x itself is beyond fp16
 
 
 def test_one_run_of_a_configuration_is_the_layer() -> None:
@@ -330,7 +331,7 @@ def test_one_run_of_a_configuration_is_the_layer() -> None:
             Config.make("direct", vectors=2, channels=4, groups=2, ahead=0, aligned=0),
             Config.make("dense", channels_last=1, prepacked=0),
         ):
-            got = once(conv, config, from_float64(weight, "bf16"), x.astype(np.float32), bias, residual, host())
+            got = once(host(), conv, config, from_float64(weight, "bf16"), x.astype(np.float32), bias, residual)
             wanted = reference(x, weight, conv, bias.double().numpy(), beside)
             assert np.array_equal(got, to_float64(from_float64(wanted, "bf16"), "bf16"))
     assert NUMPY["bf16"] == np.uint16

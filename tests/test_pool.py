@@ -116,4 +116,4 @@ for _ in range(200):
 segment(); assert (y == wanted).all() and pool.threads() == 2
 """
     folder = Path(__file__).parent.parent
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=240, cwd=folder, env=os.environ | {"PYTHONPATH": "src"})
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=90, cwd=folder, env=os.environ | {"PYTHONPATH": "src"})

@@ -88,8 +88,8 @@ def compile(
     model = as_weights(model)
     with progress_line(progress) as advance:
         if (device := device_of(call)) is not None:
-            if plan is not None or dtype is not None:
-                raise AerogelError("on a GPU layers are timed anew and keep the model's precision; leave plan and dtype out")
+            if plan is not None:
+                raise AerogelError("on a GPU layers are timed anew; leave plan out")
             return _on(device, model, call, dynamic_shapes, asked, advance)
         try:
             network, notes = read(model, call, dynamic_shapes, advance)
@@ -215,10 +215,10 @@ def _on(device: Device, model: Any, call: Call, dynamic_shapes: Any, asked: Aske
     """The same path on a GPU: read on the CPU, every layer timed on the device beside torch's, the whole model last."""
     there = on_cpu(call)
     network, notes = read(copy.deepcopy(model).cpu(), there, dynamic_shapes, advance)
-    notes = (*notes, *(["calibration is not used on a GPU: no method there looks at feature maps yet"] if asked.samples else []))
-    choices = ondevice.tuned(network, network.flat(*there), asked, device, advance)
-    body = OnDevice(network, device, {c.node: c.config for c in choices})
-    ours = Compiled(model, None, Plan(asked.store.target, choices, device=device.target), "gpu", notes, body, network.captured)
+    asked = replace(asked, samples=[on_cpu(sample) for sample in asked.samples])
+    network, choices, said = ondevice.tuned(network, network.flat(*there), asked, device, advance)
+    plan, body = Plan(asked.store.target, tuple(choices), device=device.target), OnDevice(network, device, choices)
+    ours = Compiled(model, None, plan, "gpu", (*notes, *said), body, network.captured)
     advance("timing the whole model")
     return ours if asked.effort is None else _judged(model, ours, call, asked, device.clock)
 

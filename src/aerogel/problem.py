@@ -200,6 +200,23 @@ class Conv:
         )  # fmt: skip
 
 
+@dataclass(frozen=True)
+class Pool:
+    """Kind ("max" or "average"), window, stride, padding (rows, columns) and dilation. A window of (0, 0) is the whole image."""
+
+    kind: str
+    window: tuple[int, int]
+    stride: tuple[int, int]
+    pad: tuple[int, int]
+    dilation: tuple[int, int]
+
+    def out(self, h: int, w: int) -> tuple[int, int]:
+        """Rows and columns that pooling an image of this size gives; less than one where it does not fit."""
+        parts = zip((h, w), self.window, self.stride, self.pad, self.dilation, strict=True)
+        p, q = ((size + 2 * p - d * (k - 1) - 1) // s + 1 for size, k, s, p, d in parts)
+        return p, q
+
+
 def _kind(entry: str) -> str:
     """What an epilogue entry is, checked: 'leaky0.1' -> 'leaky'."""
     if entry in ("bias", "add") or (entry in ACTIVATIONS and entry not in NUMBERED):

@@ -171,7 +171,7 @@ def _blank(node: Node, values: dict[str, Any], captured: Captured) -> Any:
         return _foreign(node, values, captured)
     if node.conv is None:
         pooled = pooling.read(node)
-        shape = None if pooled is None else pooled.out(tuple(values[node.inputs[0]].shape), node)
+        shape = None if pooled is None else pooling.out(pooled, tuple(values[node.inputs[0]].shape), node)
         return interpret.call(node, values) if shape is None else values[node.inputs[0]].new_empty(shape)
     x, _, _, residual = node.conv_inputs()
     shape = tuple(values[x].shape)

@@ -89,12 +89,14 @@ class Target:
 @dataclass(frozen=True)
 class Gpu:
     """A GPU: how it is spoken to ("cuda" or "opencl"), its architecture ("sm_90", or a device's name in letters and digits), its
-    multiprocessors and the shared memory of a block in bytes. `cuda-sm_90-p132-s232448`."""
+    multiprocessors, the shared memory of a block in bytes, and whether torch may round f32 to tf32 there, which kernels on tensor
+    cores then do too. `cuda-sm_90-p132-s232448+tf32`."""
 
     kind: str
     arch: str
     processors: int
     shared_bytes: int
+    tf32: bool = False
 
     def __post_init__(self) -> None:
         if (
@@ -105,7 +107,7 @@ class Gpu:
             raise InvalidFile(f"'{self}' is not a GPU; one looks like cuda-sm_90-p132-s232448")
 
     def __str__(self) -> str:
-        return f"{self.kind}-{self.arch}-p{self.processors}-s{self.shared_bytes}"
+        return f"{self.kind}-{self.arch}-p{self.processors}-s{self.shared_bytes}{'+tf32' if self.tf32 else ''}"
 
 
 @cache

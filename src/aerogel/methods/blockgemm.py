@@ -32,8 +32,11 @@ DENSE = 0.3
 
 
 def refuse(conv: Conv, target: Target, stats: Stats) -> str | None:
-    if (why := tiled.unsupported(conv, target)) is not None:
-        return why
+    return tiled.unsupported(conv, target) or unlike(stats)
+
+
+def unlike(stats: Stats) -> str | None:
+    """Why these weights are not for clusters, or None."""
     if stats.alike < ALIKE and stats.nonzeros:
         return f"a filter shares {stats.alike} % of its positions with the one most like it; clusters need {ALIKE} %"
     if stats.sparsity < DENSE and stats.nonzeros:

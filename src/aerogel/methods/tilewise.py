@@ -31,8 +31,11 @@ DENSE = 0.3
 
 
 def refuse(conv: Conv, target: Target, stats: Stats) -> str | None:
-    if (why := tiled.unsupported(conv, target)) is not None:
-        return why
+    return tiled.unsupported(conv, target) or unlike(stats)
+
+
+def unlike(stats: Stats) -> str | None:
+    """Why these weights are not for tiles, or None."""
     if 2 * stats.shared < stats.nonzeros:
         share = stats.shared / stats.nonzeros
         return f"{share:.0%} of its nonzeros stand where neighbouring filters have theirs; prune with pattern='tilewise' for more"

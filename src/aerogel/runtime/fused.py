@@ -12,7 +12,7 @@ from aerogel.codegen import bands, llvm
 from aerogel.graph import Graph
 from aerogel.layout import Layout, Shape
 from aerogel.methods import method
-from aerogel.problem import ITEM_BYTES, Conv
+from aerogel.problem import ITEM_BYTES, Conv, Pool
 from aerogel.runtime import pooling
 from aerogel.target import Target
 
@@ -35,7 +35,7 @@ def kernel(
     config: Config,
     target: Target,
     reads: Layout,
-    pool: pooling.Pool,
+    pool: Pool,
     y_shape: Shape,
     writes: Layout,
 ) -> Kernel | None:
@@ -72,7 +72,7 @@ def kernel(
     return Kernel(f"{first.name} pooled", reads, writes, entry, arguments, slots["scratch_thread"], owned, None, first.counts)
 
 
-def _rows(conv: Conv, config: Config, target: Target, band: Layout, pool: pooling.Pool, most: int) -> int:
+def _rows(conv: Conv, config: Config, target: Target, band: Layout, pool: Pool, most: int) -> int:
     """Pooled rows of a band: of those that fit half of L2, what computes fewest pixels; every thread has some."""
 
     def fits(pooled: int) -> bool:
@@ -87,7 +87,7 @@ def _rows(conv: Conv, config: Config, target: Target, band: Layout, pool: poolin
     )
 
 
-def _pixels(conv: Conv, config: Config, target: Target, band: Layout, pool: pooling.Pool, most: int, pooled: int) -> int:
+def _pixels(conv: Conv, config: Config, target: Target, band: Layout, pool: Pool, most: int, pooled: int) -> int:
     """Pixels that are computed for a plane in bands of so many pooled rows: bands end where blocks of pixels do not."""
     (p, q), options = conv.out, dict(config.options)
     rows = min(p, (pooled - 1) * pool.stride[0] + (pool.window[0] - 1) * pool.dilation[0] + 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -23,10 +23,14 @@ Values = Mapping[str, torch.Tensor]
 """All values of a model for one input, by name."""
 
 
-def losses(conv: Conv, config: Config, node: Node, weight: Array, values: Values, target: Target) -> tuple[float, float]:
+Run = Callable[[Conv, Config, Array, Array, torch.Tensor | None, torch.Tensor | None], Array]
+"""A configuration's output in float64 for a weight, images, a bias and a residual."""
+
+
+def losses(conv: Conv, config: Config, node: Node, weight: Array, values: Values, run: Run) -> tuple[float, float]:
     """What a configuration loses of a layer's output, and what dense bf16 does (what is bf16 itself may lose anything finite).
 
-    `node` is the layer in the model's own precision, `weight` what it becomes.
+    `node` is the layer in the model's own precision, `weight` what it becomes, `run` where it runs.
     """
     x, own, bias, residual = (None if name is None else values[name] for name in node.conv_inputs())
     assert x is not None
@@ -37,7 +41,7 @@ def losses(conv: Conv, config: Config, node: Node, weight: Array, values: Values
     beside = None if residual is None else residual.float().reshape(conv.y_shape)
     image = x.float().reshape(conv.x_shape)
     allowed = _loss(_in_bf16(image, own, conv, bias, beside), wanted) if conv.dtypes.output != "bf16" else np.finfo(float).max
-    return _loss(once(conv, config, weight, image.numpy(), bias, beside, target), wanted), allowed
+    return _loss(run(conv, config, weight, image.numpy(), bias, beside), wanted), allowed
 
 
 def _loss(y: Array, wanted: Array) -> float:
@@ -58,9 +62,9 @@ def _in_bf16(x: torch.Tensor, weight: torch.Tensor, conv: Conv, bias: torch.Tens
 
 
 def once(
-    conv: Conv, config: Config, weight: Array, x: Array, bias: torch.Tensor | None, residual: torch.Tensor | None, target: Target
+    target: Target, conv: Conv, config: Config, weight: Array, x: Array, bias: torch.Tensor | None, residual: torch.Tensor | None
 ) -> Array:
-    """One run of a configuration on real numbers; the output in float64."""
+    """One run of a configuration on real numbers on this machine; the output in float64."""
     module, d = method(config.method), conv.dtypes
     reads, writes = module.layouts(conv, config, target, (0, 0, 0, 0))
     kernels = module.build(module.pack(weight, conv, config), conv, config, target, reads, writes)

@@ -2,38 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from aerogel.candidate import POINTERS, Kernel
 from aerogel.codegen import llvm, pool
 from aerogel.graph import Node, Ref
 from aerogel.layout import Layout, Shape
+from aerogel.problem import Pool
 from aerogel.target import Target
 
 SLACK = 16
 """Elements that pooling may read past the end of what it pools: the widest f32 vector."""
 
 
-@dataclass(frozen=True)
-class Pool:
-    """Kind ("max" or "average"), window, stride, padding (rows, columns) and dilation. A window of (0, 0) is the whole image."""
-
-    kind: str
-    window: tuple[int, int]
-    stride: tuple[int, int]
-    pad: tuple[int, int]
-    dilation: tuple[int, int]
-
-    def out(self, shape: tuple[int, ...], node: Node) -> tuple[int, ...] | None:
-        """The shape that pooling gives for images of this one, or None where it does not fit them."""
-        if len(shape) != 4 or self.window == (0, 0):
-            keeps = len(node.args) > 2 and node.args[2] is True
-            return (*shape[:2], *((1, 1) if keeps else ())) if len(shape) == 4 else None
-        parts = zip(shape[2:], self.window, self.stride, self.pad, self.dilation, strict=True)
-        h, w = ((size + 2 * p - d * (k - 1) - 1) // s + 1 for size, k, s, p, d in parts)
-        return (*shape[:2], h, w) if min(h, w) > 0 and all(2 * p <= k for p, k in zip(self.pad, self.window, strict=True)) else None
+def out(own: Pool, shape: tuple[int, ...], node: Node) -> tuple[int, ...] | None:
+    """The shape that pooling gives for images of this one, or None where it does not fit them."""
+    if len(shape) != 4 or own.window == (0, 0):
+        keeps = len(node.args) > 2 and node.args[2] is True
+        return (*shape[:2], *((1, 1) if keeps else ())) if len(shape) == 4 else None
+    h, w = own.out(*shape[2:])
+    return (*shape[:2], h, w) if min(h, w) > 0 and all(2 * p <= k for p, k in zip(own.pad, own.window, strict=True)) else None
 
 
 _ARGUMENTS = {

@@ -6,8 +6,9 @@ left -> assign layers to kernels with the copies between them counted -> let the
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from aerogel.candidate import Config
@@ -19,6 +20,7 @@ from aerogel.runtime.eager import Call
 from aerogel.runtime.features import FEW
 from aerogel.runtime.fused import pairs
 from aerogel.runtime.module import Network, Timings
+from aerogel.runtime.once import Run, once
 from aerogel.runtime.program import NATIVE
 from aerogel.runtime.stays import staying
 from aerogel.tune import search
@@ -61,7 +63,11 @@ def tuned(network: Network, call: Call, asked: Asked, advance: Advance) -> tuple
     if asked.dtype is None:
         choices = _layers(network, shapes, asked, advance)
     else:
-        network, choices, notes = _halved(network, inputs, asked, advance)
+
+        def layers(half: Network) -> list[Choice]:
+            return _layers(half, half.shapes(inputs), asked, advance)
+
+        network, choices, notes = halved(network, inputs, asked, asked.dtypes, layers, partial(once, target), advance)
         shapes = network.shapes(inputs)
     if asked.effort is not None:
         advance("choosing layouts")
@@ -80,20 +86,29 @@ def _heads(network: Network, shapes: Any, choices: list[Choice]) -> list[Choice]
     return [replace(c, reason=reason) if c.node in inside else c for c in choices]
 
 
-def _halved(network: Network, inputs: list[Any], asked: Asked, advance: Advance) -> tuple[Network, list[Choice], tuple[str, ...]]:
-    """The network in half precision with its choices, and the layers that stay as they were because they would lose too much."""
+def halved(
+    network: Network,
+    inputs: list[Any],
+    asked: Asked,
+    dtypes: Dtypes,
+    layers: Callable[[Network], Sequence[Choice]],
+    run: Run,
+    advance: Advance,
+) -> tuple[Network, list[Choice], tuple[str, ...]]:
+    """The network in half precision with its choices, and the layers that stay as they were because they would lose too much.
+    `layers` chooses, `run` runs a configuration."""
     samples = [network.values(i) for i in (inputs, *(network.flat(*sample) for sample in asked.samples))]
     before = {node.name: node for node in network.convs()}
     stay: frozenset[str] = frozenset()
     while True:
-        half = network.halved(Half(asked.dtypes, network.kinds, stay))
+        half = network.halved(Half(dtypes, network.kinds, stay))
         choices, lost = list[Choice](), set[str]()
         weights = {node.name: half.arrays[node.conv_inputs()[1]] for node in half.convs()}
-        for choice in _layers(half, half.shapes(inputs), asked, advance):
+        for choice in layers(half):
             advance(f"{choice.layer}: what half precision costs")
             kept: Choice | None = choice
             if choice.layer not in stay:
-                kept = accurate(choice, before[choice.node], weights[choice.node], samples, asked.store.target)
+                kept = accurate(choice, before[choice.node], weights[choice.node], samples, run)
             lost |= {choice.layer} if kept is None else set()
             choices.append(kept or choice)
         if not lost:

@@ -14,22 +14,22 @@ from aerogel.candidate import Config
 from aerogel.graph import Node
 from aerogel.layout import Array
 from aerogel.plan import Choice
-from aerogel.runtime.once import Values, losses
-from aerogel.target import Target
+from aerogel.runtime.once import Run, Values, losses
 from aerogel.tune.search import keep
 
 
-def accurate(choice: Choice, node: Node, weight: Array, samples: Sequence[Values], target: Target) -> Choice | None:
+def accurate(choice: Choice, node: Node, weight: Array, samples: Sequence[Values], run: Run) -> Choice | None:
     """The choice among the configurations that are accurate on all samples, or None where even dense is not.
 
-    `node` is the layer in the model's own precision, `weight` what it becomes, `samples` all values of the model for some inputs.
+    `node` is the layer in the model's own precision, `weight` what it becomes, `samples` all values of the model for some
+    inputs, `run` where configurations run.
     """
     known: dict[tuple[object, ...], str] = {}
 
     def why_not(config: Config) -> str:
         key = (config.method, dict(config.options).get("channels"))  # what else a configuration says changes no rounding
         if key not in known:
-            known[key] = _worst(choice, config, node, weight, samples, target)
+            known[key] = _worst(choice, config, node, weight, samples, run)
         return known[key]
 
     tried = tuple(t for t in choice.tried if not why_not(t[0]))
@@ -43,10 +43,10 @@ def accurate(choice: Choice, node: Node, weight: Array, samples: Sequence[Values
     return replace(choice, config=chosen, tried=tried, refused=refused)
 
 
-def _worst(choice: Choice, config: Config, node: Node, weight: Array, samples: Sequence[Values], target: Target) -> str:
+def _worst(choice: Choice, config: Config, node: Node, weight: Array, samples: Sequence[Values], run: Run) -> str:
     """Empty, or by how much the configuration loses more than dense bf16 on one of the samples."""
     for values in samples:
-        lost, allowed = losses(choice.conv, config, node, weight, values, target)
+        lost, allowed = losses(choice.conv, config, node, weight, values, run)
         if not lost <= allowed:
             return f"loses {lost:.1e} of its output, dense bf16 {allowed:.1e}"
     return ""

@@ -21,7 +21,7 @@ def source(units: Iterable[Iterable[tuple[int, int, float]]]) -> str:
     """The kernel. For each unit its nonzeros: place in the tile, which of the 32 filters, value. Filters keep their order."""
     cases = "".join(f"        case {number}:\n{_unit(own)}            break;\n" for number, own in enumerate(units))
     clear = " ".join(f"float a{i} = 0.0f;" for i in range(LANES))
-    store = "".join(f"    STORE({i}, a{i})\n" for i in range(LANES))
+    store = "".join(f"    STORE_LANE({i}, a{i})\n" for i in range(LANES))
     return _KERNEL.replace("@CLEAR", clear).replace("@CASES", cases).replace("@STORE", store)
 
 
@@ -44,7 +44,7 @@ def _literal(value: float) -> str:
 
 
 _KERNEL = """
-#define STORE(lane, sum)                                               \\
+#define STORE_LANE(lane, sum)                                          \\
     {                                                                  \\
         if (lane < count) {                                            \\
             int own = first + lane;                                    \\

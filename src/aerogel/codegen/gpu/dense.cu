@@ -10,8 +10,8 @@ dense(GLOBAL const float *RESTRICT x, GLOBAL float *RESTRICT y, GLOBAL const flo
     int own_p = THREAD_Y / WARPS_Q * TILE_P, own_q = THREAD_Y % WARPS_Q * TILE_Q, own = BLOCK_Y * 32 + THREAD_X;
     int base = (own_p * STRIDE_P * TILE_W + own_q * STRIDE_Q) * PITCH;
     GLOBAL const float *image = x + (LONG)BLOCK_Z * height * width * channels;
-    float sum[TILE_P][TILE_Q];
-    UNROLL for (int i = 0; i < TILE_P; ++i) UNROLL for (int j = 0; j < TILE_Q; ++j) sum[i][j] = 0.0f;
+    float sum[TILE_P][TILE_Q][1];
+    UNROLL for (int i = 0; i < TILE_P; ++i) UNROLL for (int j = 0; j < TILE_Q; ++j) sum[i][j][0] = 0.0f;
     for (int number = 0; number < stages; ++number) {
         BARRIER();
         stage(tile, image, thread, number * TILE_C, channels, channels, height, width, row0 * STRIDE_P - top, column0 * STRIDE_Q - left);
@@ -23,7 +23,7 @@ dense(GLOBAL const float *RESTRICT x, GLOBAL float *RESTRICT y, GLOBAL const flo
                 float v = READ(weight + (((LONG)(number * TILE_C + c) * TAPS_R + r) * TAPS_S + s) * ROUNDED + own);
                 LOCAL const float *from = tile + base + (r * DILATION_P * TILE_W + s * DILATION_Q) * PITCH + c;
                 UNROLL for (int i = 0; i < TILE_P; ++i) UNROLL for (int j = 0; j < TILE_Q; ++j)
-                    sum[i][j] = FMA(v, from[(i * STRIDE_P * TILE_W + j * STRIDE_Q) * PITCH], sum[i][j]);
+                    sum[i][j][0] = FMA(v, from[(i * STRIDE_P * TILE_W + j * STRIDE_Q) * PITCH], sum[i][j][0]);
             }
     }
     if (own < filters) STORE_SUMS()

@@ -24,7 +24,13 @@
 #define AS_FLOAT(bits) __int_as_float(bits)
 #define UNROLL _Pragma("unroll")
 #define LEAST(a, b) min(a, b)
+#define COUNT_BITS(bits) __popc(bits)
+#define HELD(pointer) asm("" : "+l"(pointer)) /* not to be computed again from its parts for every load */
+#define INFINITE __int_as_float(0x7f800000)
 typedef long long LONG;
+/* Bit i of `bits` is what thread i of this row of 32 says. */
+typedef unsigned VOTES;
+#define VOTE(votes, mine, bits) bits = __ballot_sync(0xffffffffu, mine)
 
 #else
 
@@ -37,10 +43,20 @@ typedef long long LONG;
 #define READ(pointer) (*(pointer))
 #define UNROLL _Pragma("unroll")
 typedef long LONG;
+#define HELD(pointer)
+/* Through shared memory, and all rows of the block together: OpenCL 1.2 has no votes of a row. */
+typedef struct { unsigned char of[32]; } VOTES;
+#define VOTE(votes, mine, bits) \
+    BARRIER(); \
+    (votes).of[THREAD_X] = (unsigned char)(mine); \
+    BARRIER(); \
+    bits = 0; \
+    for (int lane = 0; lane < 32; ++lane) bits |= (unsigned)(votes).of[lane] << lane
 
 #ifdef __AMDGCN__
 typedef __attribute__((ext_vector_type(2))) int int2;
 typedef __attribute__((ext_vector_type(4))) float float4;
+typedef __attribute__((ext_vector_type(4))) unsigned uint4;
 typedef __attribute__((ext_vector_type(4))) unsigned short ushort4;
 #define BARRIER() (__builtin_amdgcn_fence(__ATOMIC_SEQ_CST, "workgroup"), __builtin_amdgcn_s_barrier())
 #define THREAD_X ((int)__builtin_amdgcn_workitem_id_x())
@@ -52,6 +68,8 @@ typedef __attribute__((ext_vector_type(4))) unsigned short ushort4;
 #define EXP(v) __builtin_amdgcn_exp2f(1.44269504f * (v))
 #define AS_FLOAT(bits) __builtin_bit_cast(float, bits)
 #define LEAST(a, b) ((a) < (b) ? (a) : (b))
+#define COUNT_BITS(bits) __builtin_popcount(bits)
+#define INFINITE __builtin_inff()
 #else
 #define BARRIER() barrier(CLK_LOCAL_MEM_FENCE)
 #define THREAD_X ((int)get_local_id(0))
@@ -63,6 +81,8 @@ typedef __attribute__((ext_vector_type(4))) unsigned short ushort4;
 #define EXP(v) exp(v)
 #define AS_FLOAT(bits) as_float(bits)
 #define LEAST(a, b) min(a, b)
+#define COUNT_BITS(bits) ((int)popcount(bits))
+#define INFINITE INFINITY
 #endif
 #endif
 
@@ -95,6 +115,54 @@ DEVICE void copy_bytes4(LOCAL float *to, GLOBAL const float *from, int there)
 }
 #define COPIED()
 #endif
+
+/* Two f16 in 32 bits. Where a compiler has no f16 arithmetic (OpenCL 1.2) it is emulated: computed in f32 and rounded. */
+typedef unsigned HALF2;
+#if defined(__CUDACC__) || defined(__CUDACC_RTC__)
+DEVICE float half_number(unsigned short bits)
+{
+    float v;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(v) : "h"(bits));
+    return v;
+}
+DEVICE unsigned short half_bits(float v)
+{
+    unsigned short bits;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(v));
+    return bits;
+}
+DEVICE HALF2 half_fma(HALF2 a, HALF2 b, HALF2 c)
+{
+    HALF2 d;
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
+}
+#elif defined(__AMDGCN__)
+typedef __attribute__((ext_vector_type(2))) _Float16 HALVES;
+DEVICE float half_number(unsigned short bits) { return (float)__builtin_bit_cast(_Float16, bits); }
+DEVICE unsigned short half_bits(float v) { return __builtin_bit_cast(unsigned short, (_Float16)v); }
+DEVICE HALF2 half_fma(HALF2 a, HALF2 b, HALF2 c)
+{
+    HALVES d = __builtin_elementwise_fma(__builtin_bit_cast(HALVES, a), __builtin_bit_cast(HALVES, b), __builtin_bit_cast(HALVES, c));
+    return __builtin_bit_cast(HALF2, d);
+}
+#else
+DEVICE float half_number(unsigned short bits) { return vload_half(0, (const __private half *)&bits); }
+DEVICE unsigned short half_bits(float v)
+{
+    unsigned short bits;
+    vstore_half_rte(v, 0, (__private half *)&bits);
+    return bits;
+}
+DEVICE HALF2 half_fma(HALF2 a, HALF2 b, HALF2 c)
+{
+    float first = fma(half_number((unsigned short)a), half_number((unsigned short)b), half_number((unsigned short)c));
+    float second = fma(half_number((unsigned short)(a >> 16)), half_number((unsigned short)(b >> 16)), half_number((unsigned short)(c >> 16)));
+    return half_bits(first) | (HALF2)half_bits(second) << 16;
+}
+#endif
+DEVICE float half_first(HALF2 v) { return half_number((unsigned short)v); }
+DEVICE float half_second(HALF2 v) { return half_number((unsigned short)(v >> 16)); }
 
 /* What is applied to a finished sum; NaN goes through, as in torch. FINISH is made of these. */
 DEVICE float relu(float v) { return v < 0.0f ? 0.0f : v; }

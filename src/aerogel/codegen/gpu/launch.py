@@ -9,12 +9,30 @@ from importlib.resources import files
 import numpy as np
 
 from aerogel.layout import Array
-from aerogel.problem import NUMBERED
+from aerogel.problem import NUMBERED, Dtypes
 
-BUFFERS = ("x", "y", "bias", "residual", "scratch")
-"""Arguments that a launch names and the caller brings; a layer that has no bias or no residual is given y in its place."""
+BUFFERS = ("x", "y", "bias", "residual", "scratch", "counts")
+"""Arguments that a launch names and the caller brings; a layer that has no bias or no residual is given y in its place. counts are
+written by kernels that skip zeros of x, one for each block."""
 
 Number = np.int32 | np.int64 | np.float32
+
+
+HALVES = (Dtypes.of("f16"), Dtypes("f16", "f16", "f16", "f16"))
+"""Of f16 with sums in f32, and with sums within a stage in f16 (element.h)."""
+
+
+def element(dtypes: Dtypes) -> dict[str, int | str]:
+    """The macros that element.h asks for."""
+    return {"HALF": int(dtypes in HALVES), "SUMS16": int(dtypes == HALVES[1])}
+
+
+def twice(value: Array) -> Array:
+    """A weight as a word: f32, or f16 two times."""
+    if value.dtype == np.float32:
+        return np.ascontiguousarray(value)
+    bits = np.ascontiguousarray(value).view(np.uint16).astype(np.uint32)
+    return bits | bits << 16
 
 
 @dataclass(frozen=True)
@@ -42,11 +60,36 @@ class Code:
         return f"{self.entry} {' '.join(f'{n.lower()}={v}' for n, v in self.macros)} {'+'.join(self.steps)}".rstrip()
 
 
+@dataclass(frozen=True)
+class TritonCode:
+    """A kernel of codegen/gpu/gathered.py: element types of its pointers, constants, and a program's warps of 32 threads."""
+
+    entry: str
+    types: tuple[str, ...]
+    constants: tuple[tuple[str, int | bool | str], ...]
+    warps: int
+
+    def __str__(self) -> str:
+        """For people: entry, type of x, constants that say something."""
+        said = (f"{n.lower()}={int(v) if isinstance(v, bool) else v}" for n, v in self.constants if v != "")
+        return f"{self.entry} {self.types[0]} {' '.join(said)} warps={self.warps}"
+
+
 @dataclass(frozen=True, eq=False)
 class Launch:
     """One launch. `arguments` in the kernel's order: the name of a buffer, an array that is uploaded once, or a number."""
 
     code: Code
+    grid: tuple[int, int, int]
+    arguments: tuple[str | Array | Number, ...]
+    scratch_bytes: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class TritonLaunch:
+    """The same of a kernel in Triton."""
+
+    code: TritonCode
     grid: tuple[int, int, int]
     arguments: tuple[str | Array | Number, ...]
     scratch_bytes: int = 0
@@ -63,6 +106,6 @@ def _file(name: str) -> str:
 
 def _finish(steps: tuple[str, ...]) -> str:
     """FINISH(v, filter, at): the epilogue in its own order."""
-    lines = {"bias": "v += READ(bias + (filter));", "add": "v += READ(residual + (at));"}
+    lines = {"bias": "v += READ(bias + (filter));", "add": "v += LOAD(residual + (at));"}
     own = [lines.get(s) or f"v = {s}(v{', parameter' if s in NUMBERED else ''});" for s in steps]
     return f"#undef FINISH\n#define FINISH(v, filter, at) {{ {' '.join(own)} }}\n"

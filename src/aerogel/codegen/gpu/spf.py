@@ -134,7 +134,7 @@ def fours(slots: list[Ints], values: Array, places: Ints) -> tuple[Array, Array,
     """As the kernel reads them: where each unit begins, then values and places, [four slots, lane, 4]; 0 where a lane waits."""
     sizes = [-(-len(s) // 4) for s in slots]
     first = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)
-    value = np.zeros((int(first[-1]) + 1, LANES, 4), np.float32)  # one more: an empty array has no address
+    value = np.zeros((int(first[-1]) + 1, LANES, 4), values.dtype)  # one more: an empty array has no address
     place = np.zeros(value.shape, np.uint16)
     for unit, order in enumerate(slots):
         slot, lane = np.nonzero(order >= 0)

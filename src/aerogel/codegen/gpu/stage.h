@@ -1,13 +1,32 @@
-/* A tile of x in shared memory as [row][column][channel], TILE_H x TILE_W pixels of PITCH floats, TILE_C channels at a time.
+/* A tile of x in shared memory as [row][column][channel], TILE_H x TILE_W pixels of PITCH words, TILE_C channels at a time.
 
    x is channels_last, (n, h, w, c). A thread keeps its part of the channels, WIDE of them, and goes from pixel to pixel without a
-   division. Wanted besides: THREADS of a block, STRIDE_P and STRIDE_Q, COPY (copy_bytes16 or copy_bytes4). */
+   division. Wanted besides: THREADS of a block, STRIDE_P and STRIDE_Q, COPY (copy_bytes16 or copy_bytes4), and of f16 (element.h) APART:
+   a word's second pixel is so many rows of x below its first. */
 #define PARTS (TILE_C / WIDE)
 #define AT_ONCE (THREADS / PARTS)
 #define TILE_FLOATS (TILE_H * TILE_W * PITCH)
 
+#if HALF
+/* WIDE channels of two pixels, interleaved. */
+DEVICE void stage_pair(LOCAL WORD *into, GLOBAL const STORED *from, GLOBAL const STORED *other, int there, int also)
+{
+#if WIDE == 4
+    ushort4 a = *(GLOBAL const ushort4 *)from, b = *(GLOBAL const ushort4 *)other;
+    uint4 both;
+    both.x = (there ? a.x : 0u) | (also ? (unsigned)b.x << 16 : 0u);
+    both.y = (there ? a.y : 0u) | (also ? (unsigned)b.y << 16 : 0u);
+    both.z = (there ? a.z : 0u) | (also ? (unsigned)b.z << 16 : 0u);
+    both.w = (there ? a.w : 0u) | (also ? (unsigned)b.w << 16 : 0u);
+    *(LOCAL uint4 *)into = both;
+#else
+    *into = (there ? *from : 0u) | (also ? (unsigned)*other << 16 : 0u);
+#endif
+}
+#endif
+
 /* Channels [channel, end) of the tile whose first output is (row0, column0), into `into`; zeros outside of the image. */
-DEVICE void stage(LOCAL float *into, GLOBAL const float *image, int thread, int channel, int end, int channels, int height, int width,
+DEVICE void stage(LOCAL WORD *into, GLOBAL const STORED *image, int thread, int channel, int end, int channels, int height, int width,
                   int h0, int w0)
 {
     int part = thread % PARTS * WIDE, pixel = thread / PARTS, r = pixel / TILE_W, s = pixel % TILE_W;
@@ -15,7 +34,14 @@ DEVICE void stage(LOCAL float *into, GLOBAL const float *image, int thread, int 
     for (; pixel < TILE_H * TILE_W; pixel += AT_ONCE) {
         int h = h0 + r, w = w0 + s;
         int there = channel < end && h >= 0 && h < height && w >= 0 && w < width;
-        COPY(into + pixel * PITCH + part, image + (there ? ((LONG)h * width + w) * channels + channel : 0), there);
+        GLOBAL const STORED *from = image + (there ? ((LONG)h * width + w) * channels + channel : 0);
+#if HALF
+        int also = channel < end && h + APART >= 0 && h + APART < height && w >= 0 && w < width;
+        GLOBAL const STORED *other = image + (also ? ((LONG)(h + APART) * width + w) * channels + channel : 0);
+        stage_pair(into + pixel * PITCH + part, from, other, there, also);
+#else
+        COPY(into + pixel * PITCH + part, from, there);
+#endif
         r += AT_ONCE / TILE_W;
         s += AT_ONCE % TILE_W;
         if (s >= TILE_W) {
@@ -25,16 +51,17 @@ DEVICE void stage(LOCAL float *into, GLOBAL const float *image, int thread, int 
     }
 }
 
-/* What a thread holds, sum[TILE_P][TILE_Q] of filter `own` from output (row0 + own_p, column0 + own_q) on, finished and stored. */
+/* What a thread holds, sum[TILE_P][TILE_Q][TWO] of filter `own` from output (row0 + own_p, column0 + own_q) on, finished and stored;
+   of two pixels the second is half of the block's rows below. */
 #define STORE_SUMS() \
     { \
-    UNROLL for (int i = 0; i < TILE_P; ++i) UNROLL for (int j = 0; j < TILE_Q; ++j) { \
-        int p = row0 + own_p + i, q = column0 + own_q + j; \
+    UNROLL for (int i = 0; i < TILE_P; ++i) UNROLL for (int j = 0; j < TILE_Q; ++j) UNROLL for (int two = 0; two < TWO; ++two) { \
+        int p = row0 + own_p + i + two * (WARPS_P * TILE_P), q = column0 + own_q + j; \
         if (p < rows && q < columns) { \
             LONG at = (((LONG)BLOCK_Z * rows + p) * columns + q) * filters + own; \
-            float v = sum[i][j]; \
+            float v = sum[i][j][two]; \
             FINISH(v, own, at); \
-            y[at] = v; \
+            STORE(y[at], v); \
         } \
     } \
     }

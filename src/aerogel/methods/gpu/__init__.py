@@ -11,15 +11,14 @@ build(packed, conv, config)    Launches for one concrete Conv, one after another
 
 from collections.abc import Iterator
 from importlib import import_module
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 from aerogel.candidate import Config, Packed, Stats
-from aerogel.codegen.gpu.launch import Launch
 from aerogel.layout import Array
 from aerogel.problem import Conv
 from aerogel.target import Gpu
 
-METHODS = ("dense", "direct", "stridepack")
+METHODS = ("dense", "direct", "stridepack", "tilewise", "blockgemm", "actsparse")
 """dense is torch's and has no launches: refuse and configs only."""
 
 
@@ -35,7 +34,7 @@ class Method(Protocol):
     def configs(self, conv: Conv, target: Gpu, stats: Stats) -> Iterator[Config]: ...
     def pack(self, weight: Array, conv: Conv, config: Config) -> Packed: ...
     def unpack(self, packed: Packed, conv: Conv) -> Array: ...
-    def build(self, packed: Packed, conv: Conv, config: Config) -> list[Launch]: ...
+    def build(self, packed: Packed, conv: Conv, config: Config) -> list[Any]: ...  # Launch, or TritonLaunch
 
 
 def method(name: str) -> Method:

@@ -7,8 +7,10 @@ the offset of its window in x, which is copied into a border of zeros first wher
     start   [k + 1]   where each begins
     position, value   (c, r, s) flattened, in rising order
 
+Of f16 two pixels go into a word, half of the output's rows apart, and every instruction works on both (codegen/gpu/element.h).
+
 Wins on small layers and at high sparsity; x comes through the read-only cache, so nothing is staged but the nonzeros. Refuses
-half precision and images too large for 32-bit offsets.
+bf16 and images too large for 32-bit offsets.
 """
 
 from __future__ import annotations
@@ -18,10 +20,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from aerogel.candidate import Config, Packed, Stats
-from aerogel.codegen.gpu import csr
-from aerogel.codegen.gpu.launch import Code, Launch, Number
+from aerogel.codegen.gpu import cost, csr
+from aerogel.codegen.gpu.launch import HALVES, Code, Launch, Number, element, twice
 from aerogel.errors import InvalidFile
-from aerogel.layout import Array
+from aerogel.layout import NUMPY, Array
 from aerogel.problem import Conv, Dtypes
 from aerogel.target import Gpu
 
@@ -34,8 +36,8 @@ MOST_BLOCKS = 65535
 
 
 def refuse(conv: Conv, target: Gpu, stats: Stats) -> str | None:
-    if conv.dtypes != Dtypes():
-        return f"computes in f32, not {conv.dtypes}"
+    if conv.dtypes not in (Dtypes(), *HALVES):
+        return f"computes in f32 or f16, not {conv.dtypes}"
     if conv.n is not None:
         if (floats := conv.c * _padded(conv)[0] * _padded(conv)[1]) >= 2**31:
             return f"one image has {floats} elements; offsets in this format reach 2^31"
@@ -45,14 +47,44 @@ def refuse(conv: Conv, target: Gpu, stats: Stats) -> str | None:
 
 
 def configs(conv: Conv, target: Gpu, stats: Stats) -> Iterator[Config]:
-    """Small maps: rows of few threads, several filters a block. Large ones: wide blocks, several pixels a thread."""
-    p, q = conv.out if conv.n is not None else (56, 56)
-    small, images = p * q <= 256, min(4, conv.n or 1)
-    shapes = [(64, 4), (32, 8)] if small else [(128, 2), (256, 1), (64, 4)]
-    for per in (1, 2) if small else (2, 1, 4):
-        for width, rows in shapes:
-            for together in dict.fromkeys((images, 1)):
-                yield Config.make(NAME, pixels=width, rows=rows, per=per, images=together, filters=1 if small else 2, chunk=256)
+    """Small maps: rows of few threads, several filters a block. Large ones: wide blocks. By modelled time."""
+    conv = conv if conv.n is not None else conv.at(1, 56, 56)
+    small, images, on, found = conv.out[0] * conv.out[1] <= 256, min(4, max(1, conv.batch)), cost.machine(target), list[Config]()
+    for width, rows in [(64, 4), (32, 8)] if small else [(128, 2), (256, 1), (64, 4)]:
+        for per in (1, 2) if small else (1, 2, 4):
+            for together in dict.fromkeys((1, images)):
+                options = {"pixels": width, "rows": rows, "per": per, "images": together, "filters": 1 if small else 2}
+                found.append(Config.make(NAME, **options, chunk=256))
+    yield from sorted(found, key=lambda config: cost.microseconds(work(conv, config, stats), on))
+
+
+def loop(config: Config, dtypes: Dtypes) -> cost.Loop:
+    """Instructions for one nonzero, as counted in the code for sm_80 (benchmarks/sass.py; a test compares)."""
+    loads = config["per"] * config["images"]
+    halves = 2 * loads + 1 if dtypes == HALVES[0] else 0  # f16 to f32, and twice as many FMAs
+    mac = 2 * loads if dtypes == HALVES[0] else loads
+    return cost.Loop(mac=mac, shared=0.5, loads=loads, other=config["per"] + loads + 1.2 + halves)
+
+
+def work(conv: Conv, config: Config, stats: Stats) -> cost.Work:
+    """Every nonzero meets every warp of pixels. x comes from the first cache where what a block reads of it fits there."""
+    pixels, one = _rows_apart(conv) * conv.out[1], loop(config, conv.dtypes)
+    across, down, deep = _grid(conv, config)
+    warps = across * config["pixels"] // 32 * deep  # that each nonzero meets
+    blocks = across * down * deep
+    window = (config["pixels"] * config["per"] / max(1, conv.out[1]) + conv.r) * _padded(conv)[1]
+    reads = 4.0 * config["images"] * conv.c // conv.groups * min(window, _padded(conv)[0] * _padded(conv)[1])
+    loads = stats.nonzeros * warps * one.loads
+    l2 = blocks * reads if reads <= cost.L1_BYTES else loads * 128
+    padded = 2 * 4 * conv.batch * conv.c * _padded(conv)[0] * _padded(conv)[1] if any(conv.pad) or conv.dtypes in HALVES else 0
+    macs = stats.nonzeros * warps * one.mac
+    return cost.Work(
+        blocks, config["pixels"] * config["rows"] // 32, stats.nonzeros * warps * one.all + 60.0 * pixels * conv.k / 32,
+        f32=0 if conv.dtypes == HALVES[1] else macs, halves=macs if conv.dtypes == HALVES[1] else 0,
+        wavefronts=stats.nonzeros * warps * (one.shared + one.loads * 1.25 * min(4, conv.stride[1])),
+        l2_bytes=l2 + 8 * stats.nonzeros * across * deep + padded,
+        dram_bytes=cost.maps_bytes(conv) + padded + 8 * stats.nonzeros, launches=2 if padded else 1,
+    )  # fmt: skip
 
 
 def pack(weight: Array, conv: Conv, config: Config) -> Packed:
@@ -64,7 +96,7 @@ def pack(weight: Array, conv: Conv, config: Config) -> Packed:
         "filter": order.astype(np.int32),
         "start": np.concatenate([[0], np.cumsum(kept[order])]).astype(np.int32),
         "position": position.astype(np.int32),
-        "value": flat[order][rows, position].astype(np.float32),
+        "value": flat[order][rows, position],
     }
     return Packed(f"gpu-{NAME}", VERSION, arrays)
 
@@ -79,7 +111,9 @@ def check(packed: Packed, conv: Conv) -> None:
     a = packed.arrays
     if (packed.format, packed.version) != (f"gpu-{NAME}", VERSION) or set(a) != {"filter", "start", "position", "value"}:
         raise InvalidFile(f"not a {NAME} weight for GPUs")
-    if not csr.sound(a, conv, conv.k) or (np.diff(a["start"], n=2) > 0).any():  # the kernel wants the longest first
+    if (
+        a["value"].dtype != NUMPY[conv.dtypes.weight] or not csr.sound(a, conv, conv.k) or (np.diff(a["start"], n=2) > 0).any()
+    ):  # the kernel wants the longest first
         raise InvalidFile(f"a {NAME} weight with filters or positions that {conv} has not")
 
 
@@ -91,29 +125,40 @@ def build(packed: Packed, conv: Conv, config: Config) -> list[Launch]:
     c, r, s = np.unravel_index(a["position"], conv.weight_shape[1:])
     group = np.repeat(a["filter"], np.diff(a["start"])) // (conv.k // g)
     offset = ((group * (conv.c // g) + c) * rows + r * conv.dilation[0]) * columns + s * conv.dilation[1]
-    entry = np.stack([offset.astype(np.int32), np.ascontiguousarray(a["value"]).view(np.int32)], axis=1)
-    options = dict(config.options)
+    entry = np.stack([offset.astype(np.int32), twice(a["value"]).view(np.int32)], axis=1)
+    options, kind = dict(config.options), element(conv.dtypes)
     macros = tuple((name.upper(), options[name]) for name in ("pixels", "rows", "per", "images", "filters", "chunk"))
-    padded, launches = any(conv.pad), list[Launch]()
+    padded, launches, pixels = any(conv.pad) or kind["HALF"], list[Launch](), _rows_apart(conv) * q
     if padded:
-        sizes = *conv.size, rows, columns, conv.pad[0], conv.pad[1]
+        sizes = *conv.size, rows, columns, conv.pad[0], conv.pad[1], _rows_apart(conv) * conv.stride[0]
         grid = (conv.batch * conv.c, -(-rows // 8), -(-columns // 32))
-        launches.append(Launch(Code("pad", (32, 8), (), (), ("pad.cu",)), grid, ("x", "scratch", *(np.int32(n) for n in sizes))))
-    sizes = conv.batch, conv.k, p * q, q, conv.stride[0] * columns, conv.stride[1]
+        code = Code("pad", (32, 8), tuple(kind.items()), (), ("element.h", "pad.cu"))
+        launches.append(Launch(code, grid, ("x", "scratch", *(np.int32(n) for n in sizes))))
+    sizes = conv.batch, conv.k, pixels, q, conv.stride[0] * columns, conv.stride[1], p * q
     numbers: tuple[Number, ...] = (np.float32(conv.parameter), *(np.int32(n) for n in sizes), np.int64(conv.c * rows * columns))
-    grid = (
-        -(-p * q // (config["pixels"] * config["per"])),
-        -(-conv.k // (config["rows"] * config["filters"])),
-        -(-conv.batch // config["images"]),
-    )
+    grid = _grid(conv, config)
     arrays = (a["filter"], a["start"], np.ascontiguousarray(entry))
     arguments = ("scratch" if padded else "x", "y", "bias", "residual", *arrays, *numbers)
-    code = Code("direct", (config["pixels"], config["rows"]), macros, conv.steps, ("direct.cu",))
+    code = Code("direct", (config["pixels"], config["rows"]), (*macros, *kind.items()), conv.steps, ("element.h", "direct.cu"))
     scratch = 4 * conv.batch * conv.c * rows * columns if padded else 0
     return [*launches, Launch(code, grid, arguments, scratch)]
 
 
+def _grid(conv: Conv, config: Config) -> tuple[int, int, int]:
+    """Blocks: of pixels, filters, images."""
+    pixels, filters = _rows_apart(conv) * conv.out[1], config["rows"] * config["filters"]
+    return -(-pixels // (config["pixels"] * config["per"])), -(-conv.k // filters), -(-conv.batch // config["images"])
+
+
+def _rows_apart(conv: Conv) -> int:
+    """Rows of y that a thread's pixels may be in: all, or of f16 half of them, for the other half comes with them."""
+    return conv.out[0] if conv.dtypes == Dtypes() else -(-conv.out[0] // 2)
+
+
 def _padded(conv: Conv) -> tuple[int, int]:
-    """Height and width of x with its border."""
+    """Height and width of x with its border; of f16 the rows that the first pixels of the words read."""
     top, left, bottom, right = conv.pad
-    return conv.size[0] + top + bottom, conv.size[1] + left + right
+    width = conv.size[1] + left + right
+    if conv.dtypes == Dtypes():
+        return conv.size[0] + top + bottom, width
+    return (_rows_apart(conv) - 1) * conv.stride[0] + (conv.r - 1) * conv.dilation[0] + 1, width

@@ -10,7 +10,8 @@ each lane, with filter group reorder and bank-sensing reorganization (codegen/gp
 
 Positions become places in the tile [row][column][channel] when the kernel is built; the tile's pitch depends on the configuration
 alone. Small layers have another form, `baked`: the weights are in the code (codegen/gpu/baked.py), slots are not needed. Wins where
-weights are used often: maps larger than a tile, many images. Refuses half precision and tiles that do not fit.
+weights are used often: maps larger than a tile, many images. Of f16 two pixels go into a word, half of a block's rows apart, and
+every instruction works on both (codegen/gpu/element.h). Refuses bf16 and tiles that do not fit.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from aerogel.candidate import Config, Packed, Stats
-from aerogel.codegen.gpu import baked, csr, spf
-from aerogel.codegen.gpu.launch import Code, Launch, Number
+from aerogel.codegen.gpu import baked, cost, csr, spf
+from aerogel.codegen.gpu.launch import HALVES, Code, Launch, Number, element, twice
 from aerogel.codegen.gpu.spf import LANES, Ints
 from aerogel.errors import InvalidFile
-from aerogel.layout import Array
+from aerogel.layout import NUMPY, Array
 from aerogel.problem import Conv, Dtypes
 from aerogel.target import Gpu
 
@@ -42,9 +43,9 @@ MOST_BAKED = 8192
 
 
 def refuse(conv: Conv, target: Gpu, stats: Stats) -> str | None:
-    if conv.dtypes != Dtypes():
-        return f"computes in f32, not {conv.dtypes}"
-    if next(_points(conv, target), None) is None:
+    if conv.dtypes not in (Dtypes(), *HALVES):
+        return f"computes in f32 or f16, not {conv.dtypes}"
+    if next(points(conv, target), None) is None:
         return f"a tile of {conv.r}x{conv.s} taps, stride {conv.stride}, dilation {conv.dilation}, takes too much shared memory"
     if conv.n is not None and max(conv.n, _groups(conv)) > MOST_BLOCKS:
         return f"{conv.n} images and {conv.k} filters; a grid has {MOST_BLOCKS} blocks"
@@ -52,15 +53,45 @@ def refuse(conv: Conv, target: Gpu, stats: Stats) -> str | None:
 
 
 def configs(conv: Conv, target: Gpu, stats: Stats) -> Iterator[Config]:
-    """Large stages first: they leave fewest slots empty. Reorganized, and as they come; measurement decides."""
+    """The baked form first where it is offered; the others, reorganized and as they come, by modelled time. Measurement decides."""
     in_code = {"channels": 32, "tile_p": 1, "tile_q": 1, "warps_p": 2, "warps_q": 2, "wide": 1, "buffers": 1, "baked": 1}
-    if stats.nonzeros <= MOST_BAKED and _tile(conv, in_code)[2] * 4 <= STATIC_BYTES:
+    if conv.dtypes == Dtypes() and stats.nonzeros <= MOST_BAKED and _tile(conv, in_code)[2] * 4 <= STATIC_BYTES:
         yield Config.make(NAME, **in_code, reorganized=0)
-    yield from (Config.make(NAME, **point, reorganized=1) for point in _points(conv, target))
-    yield from (Config.make(NAME, **point, reorganized=0) for point in _points(conv, target))
+    sized, on = conv if conv.n is not None else conv.at(1, 56, 56), cost.machine(target)
+    found = [Config.make(NAME, **point, reorganized=form) for form in (1, 0) for point in points(conv, target)]
+    yield from sorted(found, key=lambda config: cost.microseconds(work(sized, config, stats), on))
 
 
-def _points(conv: Conv, target: Gpu) -> Iterator[dict[str, int]]:
+def loop(config: Config, dtypes: Dtypes) -> cost.Loop:
+    """Instructions for one slot, as counted in the code for sm_80 (benchmarks/sass.py; a test compares)."""
+    outputs = config["tile_p"] * config["tile_q"]
+    twice_ = dtypes == HALVES[0]  # two f32 sums for each word, which is taken apart first
+    mac, other = (2 * outputs, 8 + 2 * outputs) if twice_ else (outputs, 8)
+    return cost.Loop(mac=mac, shared=outputs, loads=0.5, other=other)
+
+
+def work(conv: Conv, config: Config, stats: Stats, slots: float | None = None, waves: float | None = None) -> cost.Work:
+    """`slots` and `waves`: padded slots and wavefronts for each nonzero, as packing finds them; if left out, what is usual."""
+    slots = slots or (1.15 if config["reorganized"] else 1.7) + 8 / max(8, config["channels"])
+    waves = waves or (slots if config["reorganized"] else 3.0)
+    point, one = dict(config.options), loop(config, conv.dtypes)
+    warps, (down, across), (h, w, words) = point["warps_p"] * point["warps_q"], _outputs(point), _tile(conv, point)
+    down *= 2 if conv.dtypes in HALVES else 1
+    tiles = -(-conv.out[0] // down) * -(-conv.out[1] // across) * conv.batch
+    blocks, turns = tiles * _groups(conv), slots * stats.nonzeros / LANES * tiles * warps
+    staged, stages = blocks * 4.0 * h * w * (conv.c // conv.groups), -(-(conv.c // conv.groups) // point["channels"])
+    outputs = conv.batch * conv.k * conv.out[0] * conv.out[1]
+    macs = turns * one.mac
+    return cost.Work(
+        blocks, warps, turns * one.all + staged / 16 / 32 * 8 + 20 * outputs / 32, f32=0 if conv.dtypes == HALVES[1] else macs,
+        halves=macs if conv.dtypes == HALVES[1] else 0,
+        wavefronts=waves * stats.nonzeros / LANES * tiles * warps * one.shared + staged / 128 + turns * 1.5,
+        l2_bytes=staged + slots * stats.nonzeros * 6 * tiles, dram_bytes=cost.maps_bytes(conv) + slots * stats.nonzeros * 6,
+        room=max(1, min(8, cost.A100.shared_bytes // (4 * words * point["buffers"] + 1024))) if stages else 1,
+    )  # fmt: skip
+
+
+def points(conv: Conv, target: Gpu) -> Iterator[dict[str, int]]:
     """All forms but the baked one, of which two blocks find room on a multiprocessor."""
     own, room = conv.c // conv.groups, min(STATIC_BYTES, target.shared_bytes // 2)
     wide = 4 if own % 4 == 0 else 1
@@ -122,7 +153,7 @@ def pack(weight: Array, conv: Conv, config: Config) -> Packed:
     rows, position = np.nonzero(np.where(filters[:, None] >= 0, flat[filters], 0))
     start = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=len(filters)))])
     arrays = {"filter": filters.astype(np.int32), "start": start.astype(np.int32), "position": position.astype(np.int32)}
-    arrays["value"] = flat[filters[rows], position].astype(np.float32)
+    arrays["value"] = flat[filters[rows], position]
     places, counts, _ = units(arrays, conv, config)
     slots = [] if config["baked"] else spf.in_order(counts)
     if config["reorganized"]:  # shared memory is the limit, so wavefronts are the modelled time: kept where there are fewer
@@ -148,7 +179,7 @@ def units(a: dict[str, Array], conv: Conv, config: Config) -> tuple[Ints, Ints, 
     number = np.arange(len(place)) - begins[lane * stages + stage]
     places, values = (
         np.zeros((*shape, int(counts.max(initial=0))), np.int64),
-        np.zeros((*shape, int(counts.max(initial=0))), np.float32),
+        np.zeros((*shape, int(counts.max(initial=0))), a["value"].dtype),
     )
     places[unit, lane % LANES, number], values[unit, lane % LANES, number] = place, a["value"]
     return places, counts.astype(np.int64), values
@@ -164,7 +195,7 @@ def check(packed: Packed, conv: Conv) -> None:
     a = packed.arrays
     if (packed.format, packed.version) != (f"gpu-{NAME}", VERSION) or set(a) != _ARRAYS:
         raise InvalidFile(f"not a {NAME} weight for GPUs")
-    if not csr.sound(a, conv, _groups(conv) * LANES):
+    if a["value"].dtype != NUMPY[conv.dtypes.weight] or not csr.sound(a, conv, _groups(conv) * LANES):
         raise InvalidFile(f"a {NAME} weight with filters or positions that {conv} has not")
 
 
@@ -180,7 +211,9 @@ def build(packed: Packed, conv: Conv, config: Config) -> list[Launch]:
     macros: dict[str, int | str] = {"TILE_C": point["channels"], "PITCH": _pitch(point), "TILE_H": tile_h, "TILE_W": tile_w}
     macros |= {name.upper(): point[name] for name in ("tile_p", "tile_q", "warps_p", "warps_q", "wide", "buffers")}
     macros |= {"STRIDE_P": conv.stride[0], "STRIDE_Q": conv.stride[1], "THREADS": 32 * point["warps_p"] * point["warps_q"]}
-    macros["COPY"] = "copy_bytes16" if point["wide"] == 4 else "copy_bytes4"
+    macros |= {"COPY": "copy_bytes16" if point["wide"] == 4 else "copy_bytes4", **element(conv.dtypes)}
+    if macros["HALF"]:
+        macros["APART"], down = down * conv.stride[0], 2 * down
     sizes = (
         conv.c, *conv.size, conv.k, p, q, conv.pad[0], conv.pad[1], -(-q // across), packed.meta["stages"], conv.c // conv.groups,
         _groups(conv) // conv.groups,
@@ -190,10 +223,10 @@ def build(packed: Packed, conv: Conv, config: Config) -> list[Launch]:
     places, counts, values = units(a, conv, config)
     if point["baked"]:
         own = baked.source(zip(*_of_unit(places[u], values[u], counts[u]), strict=True) for u in range(len(counts)))
-        code, arrays = Code("baked", block, tuple(macros.items()), conv.steps, ("stage.h",), own), tuple[Array, ...]()
+        code, arrays = Code("baked", block, tuple(macros.items()), conv.steps, ("element.h", "stage.h"), own), tuple[Array, ...]()
     else:
-        code = Code(NAME, block, tuple(macros.items()), conv.steps, ("stage.h", "stridepack.cu"))
-        arrays = a["filter"], *spf.fours(_slots(a, counts), values, places)
+        code = Code(NAME, block, tuple(macros.items()), conv.steps, ("element.h", "stage.h", "stridepack.cu"))
+        arrays = a["filter"], *spf.fours(_slots(a, counts), twice(values), places)
     return [Launch(code, grid, ("x", "y", "bias", "residual", *arrays, *numbers))]
 
 

@@ -5,7 +5,7 @@ A device is
     target                             what it is: a Gpu
     prepared(launches)                 a call on buffers by name that queues them: compiled, arrays uploaded
     resident(tensor, layout)           a tensor's buffer, in a layout of torch's
-    fresh(shape, layout)               a buffer to write, and a function that gives it as a tensor
+    fresh(shape, layout, dtype)        a buffer to write, and a function that gives it as a tensor
     clock(run, repeats)                microseconds of one run, on the device's own clock where it has one
     captured(run)                      the same function of tensors, with fewer launches where the device can (CUDA graphs)
     here(tensor)                       a tensor where torch can use it beside our results
@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import torch
 from torch.utils import _pytree as pytree
 
-from aerogel.codegen.gpu.launch import Launch
+from aerogel.codegen.gpu.launch import Launch, TritonLaunch
 from aerogel.target import Gpu
 
 Queue = Callable[[Mapping[str, Any]], None]
@@ -32,9 +32,9 @@ class Device(Protocol):
 
     target: Gpu
 
-    def prepared(self, launches: Sequence[Launch]) -> Queue: ...
+    def prepared(self, launches: Sequence[Launch | TritonLaunch]) -> Queue: ...
     def resident(self, tensor: torch.Tensor, layout: str) -> Any: ...
-    def fresh(self, shape: tuple[int, ...], layout: str) -> tuple[Any, Callable[[], torch.Tensor]]: ...
+    def fresh(self, shape: tuple[int, ...], layout: str, dtype: torch.dtype = ...) -> tuple[Any, Callable[[], torch.Tensor]]: ...
     def clock(self, run: Callable[[], object], repeats: int) -> float: ...
     def captured(self, run: Callable[[list[Any]], list[Any]]) -> Callable[[list[Any]], list[Any]]: ...
     def here(self, tensor: torch.Tensor) -> torch.Tensor: ...

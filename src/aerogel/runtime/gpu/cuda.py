@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from aerogel.codegen.gpu.launch import Launch
+from aerogel.codegen.gpu.launch import Launch, TritonLaunch
 from aerogel.codegen.gpu.nvrtc import cubin
 from aerogel.errors import AerogelError
-from aerogel.runtime.gpu import FORMAT, Queue
+from aerogel.runtime.gpu import FORMAT, Queue, jit
 from aerogel.target import Gpu
 
 
@@ -32,20 +32,29 @@ class Cuda:
         cuda.core.Device(self.number).set_current()
         found = torch.cuda.get_device_properties(self.number)
         shared = int(found.shared_memory_per_block_optin)  # type: ignore[attr-defined]
-        self.target = Gpu("cuda", f"sm_{found.major}{found.minor}", found.multi_processor_count, shared)
+        tf32 = found.major >= 8 and torch.backends.cudnn.allow_tf32
+        self.target = Gpu("cuda", f"sm_{found.major}{found.minor}", found.multi_processor_count, shared, tf32)
 
-    def prepared(self, launches: Sequence[Launch]) -> Queue:
-        steps = []
+    def prepared(self, launches: Sequence[Launch | TritonLaunch]) -> Queue:
+        steps = list[Queue]()
         scratch = self._empty(max((launch.scratch_bytes for launch in launches), default=0))
         for launch in launches:
-            kernel = self.core.ObjectCode.from_cubin(cubin(launch.code, self.target.arch)).get_kernel(launch.code.entry)
-            config = self.core.LaunchConfig(grid=launch.grid, block=(*launch.code.block, 1))
-            steps.append((config, kernel, [self._uploaded(a) for a in launch.arguments]))
+            steps.append(jit.prepared(launch, self.here) if isinstance(launch, TritonLaunch) else self._loaded(launch))
 
         def queue(buffers: Mapping[str, torch.Tensor]) -> None:
-            known, stream = {**buffers, "scratch": scratch}, _Stream(torch.cuda.current_stream(self.number))
-            for config, kernel, arguments in steps:
-                self.core.launch(stream, config, kernel, *(pointer_or_number(a, known) for a in arguments))
+            for step in steps:
+                step({**buffers, "scratch": scratch})
+
+        return queue
+
+    def _loaded(self, launch: Launch) -> Queue:
+        kernel = self.core.ObjectCode.from_cubin(cubin(launch.code, self.target.arch)).get_kernel(launch.code.entry)
+        config = self.core.LaunchConfig(grid=launch.grid, block=(*launch.code.block, 1))
+        arguments = [self._uploaded(a) for a in launch.arguments]
+
+        def queue(buffers: Mapping[str, torch.Tensor]) -> None:
+            stream = _Stream(torch.cuda.current_stream(self.number))
+            self.core.launch(stream, config, kernel, *(pointer_or_number(a, buffers) for a in arguments))
 
         return queue
 
@@ -63,8 +72,10 @@ class Cuda:
         there = self.here(tensor)
         return there.contiguous(memory_format=FORMAT[layout]) if there.dim() == 4 else there.contiguous()
 
-    def fresh(self, shape: tuple[int, ...], layout: str) -> tuple[torch.Tensor, Callable[[], torch.Tensor]]:
-        y = torch.empty(shape, device=f"cuda:{self.number}", memory_format=FORMAT[layout])
+    def fresh(
+        self, shape: tuple[int, ...], layout: str, dtype: torch.dtype = torch.float32
+    ) -> tuple[torch.Tensor, Callable[[], torch.Tensor]]:
+        y = torch.empty(shape, dtype=dtype, device=f"cuda:{self.number}", memory_format=FORMAT[layout])
         return y, lambda: y
 
     def clock(self, run: Callable[[], object], repeats: int) -> float:

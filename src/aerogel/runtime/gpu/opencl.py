@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from aerogel.codegen.gpu.launch import Code, Launch
+from aerogel.codegen.gpu.launch import Code, Launch, TritonLaunch
 from aerogel.errors import AerogelError
 from aerogel.layout import Array
 from aerogel.runtime.gpu import FORMAT, Queue
@@ -48,11 +48,12 @@ class OpenCL:
         flags = self.cl.mem_flags.READ_WRITE | self.cl.mem_flags.COPY_HOST_PTR
         return self.cl.Buffer(self.context, flags, hostbuf=array if array.size else np.zeros(1, np.float32))
 
-    def prepared(self, launches: Sequence[Launch]) -> Queue:
+    def prepared(self, launches: Sequence[Launch | TritonLaunch]) -> Queue:
         bytes_ = max((launch.scratch_bytes for launch in launches), default=0)
         scratch = self.cl.Buffer(self.context, self.cl.mem_flags.READ_WRITE, max(4, bytes_))
         steps = []
         for launch in launches:
+            assert isinstance(launch, Launch), "methods in Triton refuse OpenCL devices"
             kernel = self.cl.Kernel(self.kernel(launch.code).program, launch.code.entry)
             own = [self.buffer(a) if isinstance(a, np.ndarray) else a for a in launch.arguments]
             block = (*launch.code.block, 1)
@@ -70,8 +71,10 @@ class OpenCL:
         laid = tensor.contiguous(memory_format=FORMAT[layout]) if tensor.dim() == 4 else tensor.contiguous()
         return self.buffer(laid.permute(0, 2, 3, 1).numpy() if tensor.dim() == 4 and layout == "channels_last" else laid.numpy())
 
-    def fresh(self, shape: tuple[int, ...], layout: str) -> tuple[Any, Callable[[], torch.Tensor]]:
-        y = torch.empty(shape, memory_format=FORMAT[layout])
+    def fresh(
+        self, shape: tuple[int, ...], layout: str, dtype: torch.dtype = torch.float32
+    ) -> tuple[Any, Callable[[], torch.Tensor]]:
+        y = torch.empty(shape, dtype=dtype, memory_format=FORMAT[layout])
         memory = y.permute(0, 2, 3, 1).numpy() if layout == "channels_last" else y.numpy()
         buffer = self.cl.Buffer(self.context, self.cl.mem_flags.READ_WRITE, max(4, memory.nbytes))
 
