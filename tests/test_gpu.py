@@ -283,9 +283,11 @@ def test_refusals_are_sentences() -> None:
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
-@pytest.mark.parametrize("kind", write.KINDS)
-def test_a_file_for_the_simulator_compiles(kind: str, tmp_path: Path) -> None:
-    conv, weight = _random("n1c32h28w28k32r3s3u1p1+bias+relu")
+@pytest.mark.parametrize("form", [*write.KINDS, "direct f16", "stridepack f16"])
+def test_a_file_for_the_simulator_compiles(form: str, tmp_path: Path) -> None:
+    kind, _, half = form.partition(" ")
+    conv, weight = _random(f"n1c32h28w28k32r3s3u1p1{':f16.f16.f16.f16' if half else ''}+bias+relu")
+    weight = weight.astype(np.float16) if half else weight
     (tmp_path / "layer.cu").write_text(write.source(conv, weight, kind))
     for arch in ("sm_75", "sm_80"):
         command = ["nvcc", "-std=c++11", f"-arch={arch}", "-cubin", "-o", str(tmp_path / "layer"), str(tmp_path / "layer.cu")]

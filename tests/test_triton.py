@@ -52,7 +52,8 @@ def _tiled(conv: Conv, seed: int = 0) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    "text", ["n2c70h9w11k130r3s3u1p1+bias+relu", "n1c300h6w5k40r1s1u2p0+relu+add", "n1c64h8w8k96r3s3u2p1g2+bias"]
+    "text",
+    ["n2c70h9w11k130r3s3u1p1+bias+relu", "n1c300h6w5k40r1s1u2p0+relu+add", "n1c64h8w8k96r3s3u2p1g2+bias", "n1c8h12w11k40r7s7u2p3"],
 )
 def test_layers_of_many_channels(text: str) -> None:
     """Several steps of positions, several panels of a tile, leftovers: more than the shared cases have. Whole numbers."""

@@ -49,7 +49,8 @@ def _layers(
     """One Choice for each convolution; layers alike share their timings. By rule where nothing is to be timed."""
     shapes, found = network.shapes(inputs), dict[str, Choice]()
     bench = search.Bench(METHODS, method, trial(device, inputs), device.clock)
-    after, nodes = pairs(network.graph), {node.name: node for node in network.graph.nodes}
+    nodes = {node.name: node for node in network.graph.nodes}
+    after = {name: nodes[pool] for name, pool in pairs(network.graph).items()}
     for group in search.group_layers(network.graph, shapes, network.arrays, {n: s.idle for n, s in real.items()}):
         (node, conv), weight = group[0], network.arrays[group[0][0].conv_inputs()[1]]
         advance(f"{node.layer or node.name} {conv}")
@@ -59,12 +60,12 @@ def _layers(
             own = real.get(node.name)
             timed = search.time_layer(conv, weight, device.target, asked.names, asked.effort, seen=own, bench=bench)
             if timed.config.method in search.SKIPPING and own is not None:
-                pool = nodes.get(after.get(node.name, ""))
+                pool = after.get(node.name)
                 timed = _skipping(timed, weight, own.fitted(conv.x_shape), device, bench, asked.effort.rounds, pool)
         for other, alike in group:
-            sparsity, pooled = network.stats(other).sparsity, timed.pooled and other.name in after
-            own_name = other.layer or other.name
-            found[other.name] = replace(timed, layer=own_name, node=other.name, conv=alike, sparsity=sparsity, pooled=pooled)
+            named = replace(timed, layer=other.layer or other.name, node=other.name, conv=alike)
+            pooled = timed.pooled and other.name in after and pooling.read(after[other.name]) == pooling.read(after[node.name])
+            found[other.name] = replace(named, sparsity=network.stats(other).sparsity, pooled=pooled)
     return [found[node.name] for node in network.convs()]
 
 

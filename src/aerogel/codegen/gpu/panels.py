@@ -19,7 +19,7 @@ import numpy as np
 from aerogel.candidate import Config, Packed
 from aerogel.codegen.flat import kept
 from aerogel.codegen.gpu import cost, csr
-from aerogel.codegen.gpu.launch import Number, TritonCode, TritonLaunch
+from aerogel.codegen.gpu.launch import HALVES, Number, TritonCode, TritonLaunch
 from aerogel.errors import InvalidFile
 from aerogel.layout import NUMPY, Array
 from aerogel.problem import ITEM_BYTES, Conv, Dtypes
@@ -46,8 +46,8 @@ def unsupported(conv: Conv, target: Gpu) -> str | None:
         return "runs by Triton: pip install aerogel[triton], on a CUDA device"
     if conv.dtypes == Dtypes() and not target.tf32:
         return "an f32 layer would be rounded to tf32, which torch may not do either (torch.backends.cudnn.allow_tf32 is off)"
-    if conv.dtypes not in (Dtypes(), Dtypes.of("f16"), Dtypes.of("bf16")):
-        return f"multiplies one type and sums in f32, not {conv.dtypes}"
+    if conv.dtypes not in (Dtypes(), Dtypes.of("bf16"), *HALVES):  # where f16 would do for sums, f32 does too
+        return f"multiplies f16, bf16 or tf32, not {conv.dtypes}"
     if conv.r * conv.s > MOST_TAPS:
         return f"{conv.r}x{conv.s} taps; the word that says which are inside of the image has {MOST_TAPS} bits"
     if conv.n is not None and (most := max(int(np.prod(conv.x_shape)), int(np.prod(conv.y_shape)))) >= 2**31:
@@ -234,7 +234,8 @@ def _gathered(a: Mapping[str, Array], conv: Conv, config: Config, epilogue: Mapp
     types = (kind, "fp32" if to == "scratch" else kind, "fp32", kind, "i32", "i32", "i32", "i32", kind)
     code = TritonCode("gathered", types, tuple(constants.items()), config["warps"])
     grid = (-(-pixels // config["pixels"]) * len(panels), 1, 1)
-    return TritonLaunch(code, grid, ("x", to, "bias", "residual", *arrays, *_numbers(conv, len(panels))), 4 * pixels * conv.k)
+    scratch = 4 * pixels * conv.k if to == "scratch" else 0
+    return TritonLaunch(code, grid, ("x", to, "bias", "residual", *arrays, *_numbers(conv, len(panels))), scratch)
 
 
 def _leftovers(a: Mapping[str, Array], conv: Conv, epilogue: Mapping[str, bool | str]) -> TritonLaunch:

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 from aerogel.candidate import Config, Idle
 from aerogel.capture import interpret
 from aerogel.graph import Graph, Node, Special
-from aerogel.methods.gpu import method
+from aerogel.methods.gpu import actsparse, method
 from aerogel.plan import Choice
 from aerogel.runtime import pooling
 from aerogel.runtime.fused import pairs
@@ -90,6 +90,8 @@ class OnDevice(torch.nn.Module):
         if method(config.method).refuse(conv, self.device.target, stats) is not None:
             return None
         pool = pooling.read(self.pools[node.name]) if node.name in self.pools else None
+        if pool is not None and (not actsparse.takes(conv, config, pool) or min(pool.out(*conv.out)) < 1):
+            pool = None
         return Layer(self.device, conv, config, self.network.arrays[node.conv_inputs()[1]], pool)
 
 
