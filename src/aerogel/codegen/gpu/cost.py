@@ -101,6 +101,11 @@ def microseconds(work: Work, on: Machine, tf32: bool = False) -> float:
     return LAUNCH_US * work.launches + max(cycles / on.ghz / 1e3, bytes_us)
 
 
+def sized(conv: Conv) -> Conv:
+    """A layer as a problem: with an image of the usual size where it has none yet."""
+    return conv if conv.n is not None else conv.at(1, 56 + conv.r * conv.dilation[0], 56 + conv.s * conv.dilation[1])
+
+
 def maps_bytes(conv: Conv) -> int:
     """x and y once."""
     (h, w), (p, q), d = conv.size, conv.out, conv.dtypes

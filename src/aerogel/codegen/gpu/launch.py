@@ -15,6 +15,9 @@ BUFFERS = ("x", "y", "bias", "residual", "scratch", "counts")
 """Arguments that a launch names and the caller brings; a layer that has no bias or no residual is given y in its place. counts are
 written by kernels that skip zeros of x, one for each block."""
 
+MOST_BLOCKS = 65535
+"""Of a grid, down and in depth."""
+
 Number = np.int32 | np.int64 | np.float32
 
 
@@ -57,7 +60,7 @@ class Code:
 
     def __str__(self) -> str:
         """For people: entry, macros, steps of the epilogue."""
-        return f"{self.entry} {' '.join(f'{n.lower()}={v}' for n, v in self.macros)} {'+'.join(self.steps)}".rstrip()
+        return f"{self.entry} {' '.join(f'{n.lower()}={v}' for n, v in sorted(self.macros))} {'+'.join(self.steps)}".rstrip()
 
 
 @dataclass(frozen=True)

@@ -64,9 +64,8 @@ def configs(name: str, conv: Conv, target: Gpu, inside: int, outside: int, tile:
     most = max(32, min(tile, conv.k // conv.groups))
     widest = 8 if target.arch in ("sm_100", "sm_103", "sm_120") else 16  # from Blackwell on sums are not in registers
     found = [Config.make(name, pixels=p, filters=f, warps=min(w, widest)) for p, f, w in POINTS if f <= 2 * most - 1]
-    sized, on = conv if conv.n is not None else conv.at(1, 56, 56), cost.machine(target)
-    tf32 = conv.dtypes == Dtypes()
-    yield from sorted(found, key=lambda c: cost.microseconds(work(sized, c, inside, outside, min(tile, conv.k)), on, tf32))
+    conv, on, tf32 = cost.sized(conv), cost.machine(target), conv.dtypes == Dtypes()
+    yield from sorted(found, key=lambda c: cost.microseconds(work(conv, c, inside, outside, min(tile, conv.k)), on, tf32))
 
 
 def loop(config: Config, conv: Conv) -> cost.Loop:

@@ -20,9 +20,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from aerogel.candidate import Config, Idle, Packed, Stats
-from aerogel.codegen.gpu import cost
-from aerogel.codegen.gpu.launch import Code, Launch, Number, element
-from aerogel.codegen.gpu.spf import LANES
+from aerogel.codegen.gpu import cost, staging
+from aerogel.codegen.gpu.launch import MOST_BLOCKS, Code, Launch, Number
+from aerogel.codegen.gpu.staging import LANES, STATIC_BYTES
 from aerogel.errors import InvalidFile
 from aerogel.layout import Array
 from aerogel.problem import Conv, Dtypes, Pool
@@ -34,8 +34,6 @@ LAYOUT = "channels_last"
 VERSION = 1
 FEW = 20
 """Percent of x's elements that must be zero before anything can be gained."""
-STATIC_BYTES = 48 * 1024
-MOST_BLOCKS = 65535
 PATCHES = ((2, 2, 2, 4), (1, 2, 4, 2), (1, 1, 2, 4), (4, 2, 2, 2), (2, 4, 2, 2))
 """Outputs of a warp, rows and columns, and warps of a block, likewise."""
 
@@ -56,9 +54,8 @@ def refuse(conv: Conv, target: Gpu, stats: Stats) -> str | None:
 
 def configs(conv: Conv, target: Gpu, stats: Stats) -> Iterator[Config]:
     """By modelled time: small patches where zeros are single, large ones where they come together."""
-    sized, on = conv if conv.n is not None else conv.at(1, 56, 56), cost.machine(target)
-    found = [Config.make(NAME, **point) for point in _points(conv, target)]
-    yield from sorted(found, key=lambda config: cost.microseconds(work(sized, config, stats), on))
+    found, conv, on = [Config.make(NAME, **point) for point in _points(conv, target)], cost.sized(conv), cost.machine(target)
+    yield from sorted(found, key=lambda config: cost.microseconds(work(conv, config, stats), on))
 
 
 def loop(config: Config) -> cost.Loop:
@@ -102,7 +99,7 @@ def _points(conv: Conv, target: Gpu) -> Iterator[dict[str, int]]:
             wide = 4 if own % 4 == 0 else 1
             point = {"channels": channels, "tile_p": tile_p, "tile_q": tile_q, "warps_p": warps_p, "warps_q": warps_q}
             point |= {"filters": filters, "wide": wide}
-            if _shared(conv, point, None) <= room and channels // wide <= LANES * warps_p * warps_q:
+            if _shared(conv, point, None) <= room and staging.fits(point):
                 yield point
 
 
@@ -126,14 +123,8 @@ def _pooled(point: dict[str, int], pool: Pool) -> tuple[int, int]:
 def _tile(conv: Conv, point: dict[str, int], pool: Pool | None) -> tuple[int, int]:
     """Rows and columns of the staged tile."""
     (patch, step), warps = _patch(point, pool), (point["warps_p"], point["warps_q"])
-    outputs = [(w - 1) * s + p for w, s, p in zip(warps, step, patch, strict=True)]
-    parts = zip(outputs, conv.stride, (conv.r, conv.s), conv.dilation, strict=True)
-    down, across = ((n - 1) * stride + (size - 1) * dilation + 1 for n, stride, size, dilation in parts)
-    return down, across
-
-
-def _pitch(point: dict[str, int]) -> int:
-    return point["channels"] + 4 if point["wide"] == 4 else point["channels"] + 1
+    down, across = ((w - 1) * s + p for w, s, p in zip(warps, step, patch, strict=True))
+    return staging.reach((down, across), conv)
 
 
 def _most(conv: Conv, point: dict[str, int]) -> int:
@@ -144,7 +135,7 @@ def _most(conv: Conv, point: dict[str, int]) -> int:
 def _shared(conv: Conv, point: dict[str, int], pool: Pool | None) -> int:
     down, across = _tile(conv, point, pool)
     warps = point["warps_p"] * point["warps_q"]
-    return 4 * down * across * _pitch(point) + warps * (2 * _most(conv, point) + 4 * LANES)
+    return 4 * down * across * staging.pitch(point) + warps * (2 * _most(conv, point) + 4 * LANES)
 
 
 def takes(conv: Conv, config: Config, pool: Pool) -> bool:
@@ -217,12 +208,10 @@ def build(packed: Packed, conv: Conv, config: Config, pool: Pool | None = None) 
     c, r, s = np.unravel_index(a["position"].astype(np.int64), conv.weight_shape[1:])
     if any(packed.meta[n] != point[n] for n in ("channels", "filters")):
         raise InvalidFile(f"an {NAME} weight that was packed for another configuration than {config}")
-    place = (r * conv.dilation[0] * tile_w + s * conv.dilation[1]) * _pitch(point) + c % point["channels"]
-    macros: dict[str, int | str] = {"TILE_C": point["channels"], "PITCH": _pitch(point), "TILE_H": tile_h, "TILE_W": tile_w}
-    macros |= {name.upper(): point[name] for name in ("warps_p", "warps_q", "wide", "filters")}
+    place = (r * conv.dilation[0] * tile_w + s * conv.dilation[1]) * staging.pitch(point) + c % point["channels"]
+    macros = staging.macros(point, conv, (tile_h, tile_w))
     macros |= {"TILE_P": patch[0], "TILE_Q": patch[1], "STEP_P": step[0], "STEP_Q": step[1], "MOST": _most(conv, point)}
-    macros |= {"STRIDE_P": conv.stride[0], "STRIDE_Q": conv.stride[1], "THREADS": LANES * point["warps_p"] * point["warps_q"]}
-    macros |= {"COPY": "copy_bytes16" if point["wide"] == 4 else "copy_bytes4", "POOL": 0, **element(conv.dtypes)}
+    macros |= {"FILTERS": point["filters"], "POOL": 0}
     (y_rows, y_columns), pad = (p, q), (0, 0)
     if pool is not None:
         (y_rows, y_columns), pad, (down, across) = pool.out(p, q), pool.pad, _pooled(point, pool)
@@ -238,18 +227,10 @@ def build(packed: Packed, conv: Conv, config: Config, pool: Pool | None = None) 
     )  # fmt: skip
     numbers: tuple[Number, ...] = (np.float32(conv.parameter), *(np.int32(n) for n in sizes))
     some = (a["first"], _some(place.astype(np.uint16)), _some(np.ascontiguousarray(a["value"])))
-    code = Code(
-        NAME,
-        (LANES, point["warps_p"] * point["warps_q"]),
-        tuple(macros.items()),
-        conv.steps,
-        ("element.h", "stage.h", "actsparse.cu"),
-    )
-    return [
-        Launch(
-            code, (tiles[0] * tiles[1], conv.groups * groups, conv.batch), ("x", "y", "bias", "residual", "counts", *some, *numbers)
-        )
-    ]
+    block, files = (LANES, point["warps_p"] * point["warps_q"]), ("element.h", "stage.h", "actsparse.cu")
+    grid = (tiles[0] * tiles[1], conv.groups * groups, conv.batch)
+    code = Code(NAME, block, tuple(macros.items()), conv.steps, files)
+    return [Launch(code, grid, ("x", "y", "bias", "residual", "counts", *some, *numbers))]
 
 
 def _some(array: Array) -> Array:

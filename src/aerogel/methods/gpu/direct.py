@@ -21,7 +21,7 @@ import numpy as np
 
 from aerogel.candidate import Config, Packed, Stats
 from aerogel.codegen.gpu import cost, csr
-from aerogel.codegen.gpu.launch import HALVES, Code, Launch, Number, element, twice
+from aerogel.codegen.gpu.launch import HALVES, MOST_BLOCKS, Code, Launch, Number, element, twice
 from aerogel.errors import InvalidFile
 from aerogel.layout import NUMPY, Array
 from aerogel.problem import Conv, Dtypes
@@ -31,8 +31,6 @@ NAME, PAPER = "direct", "Escort, arXiv 1802.10280"
 SUMMARY = "one load and one FMA for each nonzero and pixel; unstructured sparsity, small layers"
 LAYOUT = "contiguous"
 VERSION = 1
-MOST_BLOCKS = 65535
-"""Of a grid, down and in depth."""
 
 
 def refuse(conv: Conv, target: Gpu, stats: Stats) -> str | None:
@@ -48,7 +46,7 @@ def refuse(conv: Conv, target: Gpu, stats: Stats) -> str | None:
 
 def configs(conv: Conv, target: Gpu, stats: Stats) -> Iterator[Config]:
     """Small maps: rows of few threads, several filters a block. Large ones: wide blocks. By modelled time."""
-    conv = conv if conv.n is not None else conv.at(1, 56, 56)
+    conv = cost.sized(conv)
     small, images, on, found = conv.out[0] * conv.out[1] <= 256, min(4, max(1, conv.batch)), cost.machine(target), list[Config]()
     for width, rows in [(64, 4), (32, 8)] if small else [(128, 2), (256, 1), (64, 4)]:
         for per in (1, 2) if small else (1, 2, 4):

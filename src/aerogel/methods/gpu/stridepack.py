@@ -21,9 +21,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from aerogel.candidate import Config, Packed, Stats
-from aerogel.codegen.gpu import baked, cost, csr, spf
-from aerogel.codegen.gpu.launch import HALVES, Code, Launch, Number, element, twice
+from aerogel.codegen.gpu import baked, cost, csr, spf, staging
+from aerogel.codegen.gpu.launch import HALVES, MOST_BLOCKS, Code, Launch, Number, twice
 from aerogel.codegen.gpu.spf import LANES, Ints
+from aerogel.codegen.gpu.staging import STATIC_BYTES
 from aerogel.errors import InvalidFile
 from aerogel.layout import NUMPY, Array
 from aerogel.problem import Conv, Dtypes
@@ -33,9 +34,6 @@ NAME, PAPER = "stridepack", "Tetris, PPoPP'24"
 SUMMARY = "stride packed filters: a lane is a filter, x in shared memory, sums in registers; unstructured sparsity"
 LAYOUT = "channels_last"
 VERSION = 1
-STATIC_BYTES = 48 * 1024
-"""Shared memory that a kernel may have without asking for more."""
-MOST_BLOCKS = 65535
 TILES = ((4, 2, 2, 4), (2, 4, 2, 2), (4, 4, 2, 2), (2, 2, 2, 2), (1, 1, 2, 2))
 """Outputs of a thread, rows and columns, and warps of a block, likewise."""
 MOST_BAKED = 8192
@@ -57,17 +55,17 @@ def configs(conv: Conv, target: Gpu, stats: Stats) -> Iterator[Config]:
     in_code = {"channels": 32, "tile_p": 1, "tile_q": 1, "warps_p": 2, "warps_q": 2, "wide": 1, "buffers": 1, "baked": 1}
     if conv.dtypes == Dtypes() and stats.nonzeros <= MOST_BAKED and _tile(conv, in_code)[2] * 4 <= STATIC_BYTES:
         yield Config.make(NAME, **in_code, reorganized=0)
-    sized, on = conv if conv.n is not None else conv.at(1, 56, 56), cost.machine(target)
     found = [Config.make(NAME, **point, reorganized=form) for form in (1, 0) for point in points(conv, target)]
-    yield from sorted(found, key=lambda config: cost.microseconds(work(sized, config, stats), on))
+    conv, on = cost.sized(conv), cost.machine(target)
+    yield from sorted(found, key=lambda config: cost.microseconds(work(conv, config, stats), on))
 
 
 def loop(config: Config, dtypes: Dtypes) -> cost.Loop:
     """Instructions for one slot, as counted in the code for sm_80 (benchmarks/sass.py; a test compares)."""
     outputs = config["tile_p"] * config["tile_q"]
-    twice_ = dtypes == HALVES[0]  # two f32 sums for each word, which is taken apart first
-    mac, other = (2 * outputs, 8 + 2 * outputs) if twice_ else (outputs, 8)
-    return cost.Loop(mac=mac, shared=outputs, loads=0.5, other=other)
+    if dtypes == HALVES[0]:  # two f32 sums for each word, which is taken apart first
+        return cost.Loop(mac=2 * outputs, shared=outputs, loads=0.5, other=8 + 2 * outputs)
+    return cost.Loop(mac=outputs, shared=outputs, loads=0.5, other=8)
 
 
 def work(conv: Conv, config: Config, stats: Stats, slots: float | None = None, waves: float | None = None) -> cost.Work:
@@ -79,15 +77,14 @@ def work(conv: Conv, config: Config, stats: Stats, slots: float | None = None, w
     down *= 2 if conv.dtypes in HALVES else 1
     tiles = -(-conv.out[0] // down) * -(-conv.out[1] // across) * conv.batch
     blocks, turns = tiles * _groups(conv), slots * stats.nonzeros / LANES * tiles * warps
-    staged, stages = blocks * 4.0 * h * w * (conv.c // conv.groups), -(-(conv.c // conv.groups) // point["channels"])
+    staged, macs = blocks * 4.0 * h * w * (conv.c // conv.groups), turns * one.mac
     outputs = conv.batch * conv.k * conv.out[0] * conv.out[1]
-    macs = turns * one.mac
     return cost.Work(
         blocks, warps, turns * one.all + staged / 16 / 32 * 8 + 20 * outputs / 32, f32=0 if conv.dtypes == HALVES[1] else macs,
         halves=macs if conv.dtypes == HALVES[1] else 0,
         wavefronts=waves * stats.nonzeros / LANES * tiles * warps * one.shared + staged / 128 + turns * 1.5,
         l2_bytes=staged + slots * stats.nonzeros * 6 * tiles, dram_bytes=cost.maps_bytes(conv) + slots * stats.nonzeros * 6,
-        room=max(1, min(8, cost.A100.shared_bytes // (4 * words * point["buffers"] + 1024))) if stages else 1,
+        room=max(1, min(8, cost.A100.shared_bytes // (4 * words * point["buffers"] + 1024))),
     )  # fmt: skip
 
 
@@ -109,29 +106,20 @@ def points(conv: Conv, target: Gpu) -> Iterator[dict[str, int]]:
                 "baked": 0,
             }
             for buffers in (2, 1):
-                if channels // wide <= 32 * warps_p * warps_q and buffers * _tile(conv, point)[2] * 4 <= room:
+                if staging.fits(point) and buffers * _tile(conv, point)[2] * 4 <= room:
                     yield point | {"buffers": buffers}
 
 
 def _tile(conv: Conv, point: dict[str, int]) -> tuple[int, int, int]:
     """Rows and columns of the staged tile, and its floats."""
-    across = [
-        (outputs - 1) * stride + (size - 1) * dilation + 1
-        for outputs, stride, size, dilation in zip(_outputs(point), conv.stride, (conv.r, conv.s), conv.dilation, strict=True)
-    ]
-    return across[0], across[1], across[0] * across[1] * _pitch(point)
+    down, across = staging.reach(_outputs(point), conv)
+    return down, across, down * across * staging.pitch(point)
 
 
 def _outputs(point: dict[str, int]) -> tuple[int, int]:
     """Rows and columns of y that a block computes."""
     down, across = (baked.DOWN, baked.ACROSS) if point["baked"] else (1, 1)
     return point["warps_p"] * point["tile_p"] * down, point["warps_q"] * point["tile_q"] * across
-
-
-def _pitch(point: dict[str, int]) -> int:
-    """Floats of a pixel in the tile. Four more than channels: still whole copies of 16 bytes, and taps of one channel lie in
-    different banks."""
-    return point["channels"] + 4 if point["wide"] == 4 else point["channels"] + 1
 
 
 def _groups(conv: Conv) -> int:
@@ -170,7 +158,7 @@ def units(a: dict[str, Array], conv: Conv, config: Config) -> tuple[Ints, Ints, 
     stages = -(-int(np.prod(conv.weight_shape[1:])) // size)
     c, r, s = np.unravel_index(a["position"].astype(np.int64), conv.weight_shape[1:])
     point = dict(config.options)
-    place = (r * conv.dilation[0] * _tile(conv, point)[1] + s * conv.dilation[1]) * _pitch(point) + c % config["channels"]
+    place = (r * conv.dilation[0] * _tile(conv, point)[1] + s * conv.dilation[1]) * staging.pitch(point) + c % config["channels"]
     lane, stage = np.repeat(np.arange(len(a["filter"])), np.diff(a["start"])), c // config["channels"]
     unit = lane // LANES * stages + stage
     shape = (len(a["filter"]) // LANES * stages, LANES)
@@ -208,10 +196,7 @@ def build(packed: Packed, conv: Conv, config: Config) -> list[Launch]:
         return []
     a, (p, q), point = dict(packed.arrays), conv.out, dict(config.options)
     (tile_h, tile_w, _), (down, across) = _tile(conv, point), _outputs(point)
-    macros: dict[str, int | str] = {"TILE_C": point["channels"], "PITCH": _pitch(point), "TILE_H": tile_h, "TILE_W": tile_w}
-    macros |= {name.upper(): point[name] for name in ("tile_p", "tile_q", "warps_p", "warps_q", "wide", "buffers")}
-    macros |= {"STRIDE_P": conv.stride[0], "STRIDE_Q": conv.stride[1], "THREADS": 32 * point["warps_p"] * point["warps_q"]}
-    macros |= {"COPY": "copy_bytes16" if point["wide"] == 4 else "copy_bytes4", **element(conv.dtypes)}
+    macros = staging.macros(point, conv, (tile_h, tile_w)) | {name.upper(): point[name] for name in ("tile_p", "tile_q", "buffers")}
     if macros["HALF"]:
         macros["APART"], down = down * conv.stride[0], 2 * down
     sizes = (
