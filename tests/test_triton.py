@@ -30,8 +30,6 @@ ROOT = Path(__file__).parent.parent
 COUNTS = {"exact": 140, "edges": 120, "real": 100, "special": 60, "half": 80, "half-edges": 80, "half-special": 50}
 """Half of those in 16 bits are of mixed types, which are refused."""
 KINDS = {"sm_80": {"HMMA"}, "sm_90": {"HMMA", "HGMMA"}, "sm_100": {"HMMA", "UTCHMMA"}, "gfx942": {"MFMA"}}
-WARPS = 64
-"""Of a multiprocessor, at most, on sm_80."""
 
 
 @pytest.mark.parametrize("kind", COUNTS)
@@ -150,7 +148,7 @@ def test_kernels_compile_without_spills_and_use_the_matrix_units(target: str, tm
         assert any(set(row["matrix"]) & (KINDS[target] - {"HMMA"}) for row in rows), "none uses the newest instructions"
 
 
-def test_the_model_counts_what_triton_makes(tmp_path: Path) -> None:
+def test_the_model_counts_what_triton_makes() -> None:
     """Instructions of a step of gathered on sm_80: the formula within 30 % of the code, as gpu_facts wrote it down."""
     rows = json.loads((ROOT / "benchmarks" / "results" / "gpu_facts.json").read_text())["triton"]
     seen = 0

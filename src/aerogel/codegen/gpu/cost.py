@@ -37,7 +37,6 @@ class Machine:
     """A GPU's data sheet: multiprocessors, GHz (boost); of one multiprocessor f32 and f16x2 warps of FMAs a cycle, FMAs of tensor
     cores a cycle in f16 and tf32; GB/s of L2 (as microbenchmarks report) and of DRAM; shared memory."""
 
-    name: str
     processors: int
     ghz: float
     f32: float
@@ -49,8 +48,9 @@ class Machine:
     shared_bytes: int
 
 
-A100 = Machine("A100 SXM 40 GB", 108, 1.41, 2, 4, 1024, 512, 3800, 1555, 167936)
-H100 = Machine("H100 SXM", 132, 1.83, 4, 4, 2048, 1024, 5600, 3350, 233472)
+A100 = Machine(108, 1.41, 2, 4, 1024, 512, 3800, 1555, 167936)
+H100 = Machine(132, 1.83, 4, 4, 2048, 1024, 5600, 3350, 233472)
+"""A100 SXM with 40 GB, H100 SXM."""
 
 
 def machine(target: Gpu) -> Machine:

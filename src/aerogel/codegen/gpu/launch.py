@@ -11,10 +11,6 @@ import numpy as np
 from aerogel.layout import Array
 from aerogel.problem import NUMBERED, Dtypes
 
-BUFFERS = ("x", "y", "bias", "residual", "scratch", "counts")
-"""Arguments that a launch names and the caller brings; a layer that has no bias or no residual is given y in its place. counts are
-written by kernels that skip zeros of x, one for each block."""
-
 MOST_BLOCKS = 65535
 """Of a grid, down and in depth."""
 
@@ -80,7 +76,11 @@ class TritonCode:
 
 @dataclass(frozen=True, eq=False)
 class Launch:
-    """One launch. `arguments` in the kernel's order: the name of a buffer, an array that is uploaded once, or a number."""
+    """One launch. `arguments` in the kernel's order: the name of a buffer, an array that is uploaded once, or a number.
+
+    The caller brings the buffers: x, y, bias, residual (y in their place where a layer has none), scratch, and counts, which
+    kernels that skip zeros of x write, one for each block.
+    """
 
     code: Code
     grid: tuple[int, int, int]
