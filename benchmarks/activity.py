@@ -1,14 +1,18 @@
 """Zeros that ReLU makes in four networks: how many, which layers skip them, and what that gains.
 
-    python benchmarks/activity.py FOLDER --models trained --json activity.json     FOLDER has Fashion-MNIST's four .gz files
-    python benchmarks/activity.py --photos-only --only vgg19                       full size, on photos (pip install scikit-image)
-    python benchmarks/activity.py --show activity.json                             the layers of an earlier run
+    python benchmarks/activity.py FOLDER --models trained --json activity.json
+        FOLDER has Fashion-MNIST's four .gz files
+    python benchmarks/activity.py --photos-only --only vgg19
+        full size, on photos (pip install scikit-image)
+    python benchmarks/activity.py --show activity.json
+        the layers of an earlier run
 
-No weight is pruned. Each network twice: at a quarter of its width, trained here on Fashion-MNIST, 28 x 28 (and again after boost(),
-which may cost BUDGET of the accuracy on 5,000 training images); and at full size with seeded weights on photos, 224 x 224.
-Calibrated on eight images (photos: four), timed on the first of them, one thread. The claims are the TACO'23 paper's, over cuDNN
-on a GPU, for trained networks; its RegNetX is 16GF, ours 800MF. `speedup` is over the faster torch layout, `by skipping` over the
-same network compiled without actsparse: what is left is fewer calls and our layouts.
+No weight is pruned. Each network twice: at a quarter of its width, trained here on Fashion-MNIST, 28 x 28
+(and again after boost(), which may cost BUDGET of the accuracy on 5,000 training images); and at full size
+with seeded weights on photos, 224 x 224. Calibrated on eight images (photos: four), timed on the first of
+them, one thread. The claims are the TACO'23 paper's, over cuDNN on a GPU, for trained networks; its RegNetX
+is 16GF, ours 800MF. `speedup` is over the faster torch layout, `by skipping` over the same network compiled
+without actsparse: what is left is fewer calls and our layouts.
 """
 
 from __future__ import annotations
@@ -62,9 +66,13 @@ class Gray(nn.Module):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path, nargs="?")
-    parser.add_argument("--models", type=Path, help="a folder to keep trained networks in, and to take them from")
+    parser.add_argument(
+        "--models", type=Path, help="a folder to keep trained networks in, and to take them from"
+    )
     parser.add_argument("--only", choices=CLAIMS, action="append", help="this network; may be given again")
     parser.add_argument("--train-only", action="store_true")
     parser.add_argument("--photos-only", action="store_true")
@@ -90,12 +98,16 @@ def main() -> None:
         rows.append(measured(name, "Fashion-MNIST", model, few) | {"accuracy": before})
         part = data[0][:5000], data[1][:5000]
         boosted = aerogel.boost(model, few, evaluate=partial(accuracy, data=part), max_drop=BUDGET).model
-        rows.append(measured(name, "Fashion-MNIST, boosted", boosted, few) | {"accuracy": accuracy(boosted, test)})
+        rows.append(
+            measured(name, "Fashion-MNIST, boosted", boosted, few) | {"accuracy": accuracy(boosted, test)}
+        )
     rows += [measured(name, "photos", make(name), photos()) for name in names]
     show({"networks": rows}, layers=False)
     if given.json:
         given.json.write_text(
-            json.dumps({"networks": rows, "date": date.today().isoformat(), "torch": torch.__version__}, indent=1)
+            json.dumps(
+                {"networks": rows, "date": date.today().isoformat(), "torch": torch.__version__}, indent=1
+            )
         )
 
 
@@ -132,15 +144,19 @@ def photos() -> list[Tensor]:
 def measured(name: str, on: str, model: nn.Module, inputs: list[Tensor]) -> dict[str, Any]:
     """Compiled for the first input, calibrated on all; every layer with its zeros and its times."""
     fast = aerogel.compile(model, (inputs[0],), calibration=inputs)
-    others = aerogel.compile(model, (inputs[0],), calibration=inputs, methods=[m for m in METHODS if m != "actsparse"])
+    others = aerogel.compile(
+        model, (inputs[0],), calibration=inputs, methods=[m for m in METHODS if m != "actsparse"]
+    )
     times = interleaved([runner(m, ((inputs[0],), {}), "contiguous") for m in (others, fast)], 31)
     layers = []
     for row, choice in zip(aerogel.explain(fast).layers, fast.plan.choices, strict=True):
         assert choice.idle is not None
         zeros = choice.idle.elements, choice.idle.vectors, choice.idle.tiles
-        layers.append({"layer": row["layer"], "conv": row["conv"], "method": choice.config.method, "zeros": zeros})
+        layers.append(
+            {"layer": row["layer"], "conv": row["conv"], "method": choice.config.method, "zeros": zeros}
+        )
         layers[-1] |= {"us": row["us"], "dense_us": row["dense_us"], "others": row["others"]}
-    said = {"network": name, "on": on, "claim": CLAIMS[name], "speedup": fast.speedup, "how": fast.how}
+    said = {"network": name, "on": on, "claim": CLAIMS[name], "speedup": fast.speedup or 1.0, "how": fast.how}
     said["gain"] = float(np.median(times[0]) / np.median(times[1]))
     return said | {"target": str(fast.plan.target), "layers": layers}
 
@@ -161,15 +177,28 @@ def show(result: dict[str, Any], layers: bool) -> None:
     ):
         table.add_column(heading, justify="left" if heading in ("network", "on") else "right")
     for r in result["networks"]:
-        table.add_row(r["network"], r["on"], *summary(r), f"{r['speedup']:.2f}x", f"{r['gain']:.2f}x", f"{r['claim']:.2f}x")
+        table.add_row(
+            r["network"],
+            r["on"],
+            *summary(r),
+            f"{r['speedup']:.2f}x",
+            f"{r['gain']:.2f}x",
+            f"{r['claim']:.2f}x",
+        )
     console.print(table)
     for r in result["networks"] if layers else ():
         own = Table(title=f"{r['network']}, {r['on']}", show_lines=False)
         for heading in ("layer", "problem", "elements", "vectors", "tiles", "chosen", "us", "dense us"):
-            own.add_column(heading, justify="left" if heading in ("layer", "problem", "chosen") else "right", no_wrap=True)
+            own.add_column(
+                heading,
+                justify="left" if heading in ("layer", "problem", "chosen") else "right",
+                no_wrap=True,
+            )
         for layer in r["layers"]:
             times = [f"{t:.0f}" if t else "" for t in (layer["us"], layer["dense_us"])]
-            own.add_row(layer["layer"], layer["conv"], *(f"{z} %" for z in layer["zeros"]), layer["method"], *times)
+            own.add_row(
+                layer["layer"], layer["conv"], *(f"{z} %" for z in layer["zeros"]), layer["method"], *times
+            )
         console.print(own)
 
 

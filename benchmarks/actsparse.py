@@ -1,11 +1,12 @@
-"""Sparse feature maps, dense weights: `actsparse` beside the fastest dense convolution as the zeros of x grow.
+"""Sparse feature maps, dense weights: `actsparse` beside the fastest dense convolution as the zeros of x
+grow.
 
     python benchmarks/actsparse.py --json actsparse.json
 
-Zeros come in vectors of 16 pixels of one channel, either anywhere (`scattered`: a window that starts within a vector meets two or
-three, so fewer windows are empty than vectors) or as whole channels (`channels`: what a dead ReLU leaves). `ratio` is dense over
-ours at 80 % zero vectors, summed over the layers; `break_even` the share of zero vectors, by a line between the two measured
-around it, from which ours is faster.
+Zeros come in vectors of 16 pixels of one channel, either anywhere (`scattered`: a window that starts within a
+vector meets two or three, so fewer windows are empty than vectors) or as whole channels (`channels`: what a
+dead ReLU leaves). `ratio` is dense over ours at 80 % zero vectors, summed over the layers; `break_even` the
+share of zero vectors, by a line between the two measured around it, from which ours is faster.
 """
 
 from __future__ import annotations
@@ -27,12 +28,13 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from aerogel.candidate import Idle, Stats
-from aerogel.methods import actsparse, dense
-from aerogel.problem import Conv
-from aerogel.target import Target, host
+from aerogel.backends.cpu.trial import candidate
+from aerogel.ir.conv import Conv
+from aerogel.ir.stats import Idle, Stats
+from aerogel.ir.target import Target, host
+from aerogel.methods.actsparse import cpu as actsparse
+from aerogel.methods.dense import cpu as dense
 from aerogel.tune.measure import interleaved
-from aerogel.tune.trial import candidate
 
 LAYERS = ("c64h56w56k64", "c128h28w28k128", "c256h14w14k256", "c512h14w14k512", "c512h7w7k512")
 ZEROS = (0.0, 0.4, 0.6, 0.8, 0.9)
@@ -41,7 +43,9 @@ SHOWN = 0.8
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--configs", type=int, default=5)
     parser.add_argument("--json", type=Path)
@@ -53,7 +57,12 @@ def main() -> None:
         measure(kind, Conv.parse(f"n1{text}r3s3u1p1+bias+relu"), target, given)
         for kind, text in track(work, "layers", console=Console(stderr=True))
     ]
-    result: dict[str, Any] = {"ratio": {}, "rows": rows, "target": str(target), "date": date.today().isoformat()}
+    result: dict[str, Any] = {
+        "ratio": {},
+        "rows": rows,
+        "target": str(target),
+        "date": date.today().isoformat(),
+    }
     for kind in KINDS:
         at = [r["us"][ZEROS.index(SHOWN)] for r in rows if r["kind"] == kind]
         result["ratio"][kind] = sum(d for d, _ in at) / sum(o for _, o in at)
@@ -65,12 +74,18 @@ def main() -> None:
 def measure(kind: str, conv: Conv, target: Target, given: argparse.Namespace) -> dict[str, Any]:
     """[dense us, ours us] for each share of zero vectors."""
     rng = np.random.default_rng(0)
-    weight, bias = rng.standard_normal(conv.weight_shape).astype(np.float32), rng.standard_normal(conv.k).astype(np.float32)
+    weight, bias = (
+        rng.standard_normal(conv.weight_shape).astype(np.float32),
+        rng.standard_normal(conv.k).astype(np.float32),
+    )
     us = []
     for share in ZEROS:
         x = maps(rng, conv, kind, share)
         stats = Stats.of(weight, Idle.of(x))
-        configs = [*dense.configs(conv, target, stats), *islice(actsparse.configs(conv, target, stats), given.configs)]
+        configs = [
+            *dense.configs(conv, target, stats),
+            *islice(actsparse.configs(conv, target, stats), given.configs),
+        ]
         with torch.inference_mode():
             times = interleaved([candidate(conv, c, weight, x, bias, target) for c in configs], given.rounds)
         middle = [(c.method, float(np.median(t))) for c, t in zip(configs, times, strict=True)]
@@ -98,7 +113,9 @@ def _break_even(ratios: list[float]) -> float | None:
 
 
 def show(result: dict[str, Any]) -> None:
-    table = Table(title=f"dense / actsparse by zero vectors of x, dense weights 3x3, one thread ({result['target']})")
+    table = Table(
+        title=f"dense / actsparse by zero vectors of x, dense weights 3x3, one thread ({result['target']})"
+    )
     for heading in ("zeros", "layer", *(f"{z:.0%}" for z in ZEROS), "break-even"):
         table.add_column(heading, justify="left" if heading in ("zeros", "layer") else "right", no_wrap=True)
     for r in result["rows"]:

@@ -6,7 +6,12 @@ from torch import nn
 
 
 def conv_bn(
-    c: int, k: int, size: int | tuple[int, int] = 3, stride: int = 1, groups: int = 1, act: nn.Module | None = None
+    c: int,
+    k: int,
+    size: int | tuple[int, int] = 3,
+    stride: int = 1,
+    groups: int = 1,
+    act: nn.Module | None = None,
 ) -> nn.Sequential:
     """Convolution, batch norm and an activation, padded to keep the size."""
     sides = (size, size) if isinstance(size, int) else size

@@ -1,4 +1,5 @@
-"""The larger shapes of network: DenseNet, YOLOv3, a YOLOv8-like detector, U-Net, SqueezeNet, an Inception-like net."""
+"""The larger shapes of network: DenseNet, YOLOv3, a YOLOv8-like detector, U-Net, SqueezeNet, an
+Inception-like net."""
 
 from __future__ import annotations
 
@@ -16,9 +17,13 @@ class DenseLayer(nn.Module):
 
     def __init__(self, c: int, growth: int) -> None:
         super().__init__()
-        self.first = nn.Sequential(nn.BatchNorm2d(c), nn.ReLU(inplace=True), nn.Conv2d(c, 4 * growth, 1, bias=False))
+        self.first = nn.Sequential(
+            nn.BatchNorm2d(c), nn.ReLU(inplace=True), nn.Conv2d(c, 4 * growth, 1, bias=False)
+        )
         self.second = nn.Sequential(
-            nn.BatchNorm2d(4 * growth), nn.ReLU(inplace=True), nn.Conv2d(4 * growth, growth, 3, padding=1, bias=False)
+            nn.BatchNorm2d(4 * growth),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(4 * growth, growth, 3, padding=1, bias=False),
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -54,7 +59,9 @@ class Residual(nn.Module):
 
     def __init__(self, c: int) -> None:
         super().__init__()
-        self.body = nn.Sequential(conv_bn(c, c // 2, 1, act=nn.LeakyReLU(0.1)), conv_bn(c // 2, c, 3, act=nn.LeakyReLU(0.1)))
+        self.body = nn.Sequential(
+            conv_bn(c, c // 2, 1, act=nn.LeakyReLU(0.1)), conv_bn(c // 2, c, 3, act=nn.LeakyReLU(0.1))
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = x + self.body(x)
@@ -108,11 +115,23 @@ class YoloV3Spp(nn.Module):
 
         self.body = YoloV3()
         del self.body.necks, self.body.heads, self.body.reduce
-        self.deep, self.enter, self.leave = pair(1024, 1024), conv_bn(1024, 512, 1, act=act), conv_bn(2048, 512, 1, act=act)
-        self.large = nn.ModuleList([conv_bn(512, 1024, 3, act=act), conv_bn(1024, 512, 1, act=act), conv_bn(512, 1024, 3, act=act)])
-        self.to_middle, self.middle = conv_bn(512, 256, 1, act=act), nn.Sequential(pair(768, 512), pair(512, 512))
+        self.deep, self.enter, self.leave = (
+            pair(1024, 1024),
+            conv_bn(1024, 512, 1, act=act),
+            conv_bn(2048, 512, 1, act=act),
+        )
+        self.large = nn.ModuleList(
+            [conv_bn(512, 1024, 3, act=act), conv_bn(1024, 512, 1, act=act), conv_bn(512, 1024, 3, act=act)]
+        )
+        self.to_middle, self.middle = (
+            conv_bn(512, 256, 1, act=act),
+            nn.Sequential(pair(768, 512), pair(512, 512)),
+        )
         self.narrow, self.middle_out = conv_bn(512, 256, 1, act=act), conv_bn(256, 512, 3, act=act)
-        self.to_small, self.small = conv_bn(256, 128, 1, act=act), nn.Sequential(pair(384, 256), pair(256, 256), pair(256, 256))
+        self.to_small, self.small = (
+            conv_bn(256, 128, 1, act=act),
+            nn.Sequential(pair(384, 256), pair(256, 256), pair(256, 256)),
+        )
         self.heads = nn.ModuleList([nn.Conv2d(c, 255, 1) for c in (256, 512, 1024)])
 
     def forward(self, x: Tensor) -> list[Tensor]:
@@ -137,8 +156,14 @@ class C2f(nn.Module):
     def __init__(self, c: int, k: int, depth: int, shortcut: bool) -> None:
         super().__init__()
         half = k // 2
-        self.enter, self.leave = conv_bn(c, k, 1, act=nn.SiLU()), conv_bn((2 + depth) * half, k, 1, act=nn.SiLU())
-        pair = [nn.Sequential(conv_bn(half, half, 3, act=nn.SiLU()), conv_bn(half, half, 3, act=nn.SiLU())) for _ in range(depth)]
+        self.enter, self.leave = (
+            conv_bn(c, k, 1, act=nn.SiLU()),
+            conv_bn((2 + depth) * half, k, 1, act=nn.SiLU()),
+        )
+        pair = [
+            nn.Sequential(conv_bn(half, half, 3, act=nn.SiLU()), conv_bn(half, half, 3, act=nn.SiLU()))
+            for _ in range(depth)
+        ]
         self.chain, self.shortcut = nn.ModuleList(pair), shortcut
 
     def forward(self, x: Tensor) -> Tensor:
@@ -169,8 +194,12 @@ class YoloV8s(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         s = nn.SiLU()
-        self.down = nn.ModuleList([conv_bn(c, k, 3, 2, act=s) for c, k in ((3, 32), (32, 64), (64, 128), (128, 256), (256, 512))])
-        self.mix = nn.ModuleList([C2f(64, 64, 1, True), C2f(128, 128, 2, True), C2f(256, 256, 2, True), C2f(512, 512, 1, True)])
+        self.down = nn.ModuleList(
+            [conv_bn(c, k, 3, 2, act=s) for c, k in ((3, 32), (32, 64), (64, 128), (128, 256), (256, 512))]
+        )
+        self.mix = nn.ModuleList(
+            [C2f(64, 64, 1, True), C2f(128, 128, 2, True), C2f(256, 256, 2, True), C2f(512, 512, 1, True)]
+        )
         self.spp = Sppf(512)
         self.up = nn.ModuleList([C2f(768, 256, 1, False), C2f(384, 128, 1, False)])
         self.again = nn.ModuleList([conv_bn(128, 128, 3, 2, act=s), conv_bn(256, 256, 3, 2, act=s)])
@@ -178,7 +207,9 @@ class YoloV8s(nn.Module):
         heads = []
         for c in (128, 256, 512):
             boxes = nn.Sequential(conv_bn(c, 64, 3, act=s), conv_bn(64, 64, 3, act=s), nn.Conv2d(64, 64, 1))
-            classes = nn.Sequential(conv_bn(c, 128, 3, act=s), conv_bn(128, 128, 3, act=s), nn.Conv2d(128, 80, 1))
+            classes = nn.Sequential(
+                conv_bn(c, 128, 3, act=s), conv_bn(128, 128, 3, act=s), nn.Conv2d(128, 80, 1)
+            )
             heads.append(nn.ModuleList([boxes, classes]))
         self.heads = nn.ModuleList(heads)
 
@@ -195,7 +226,8 @@ class YoloV8s(nn.Module):
 
 
 class Detector(nn.Module):
-    """The YOLOv8-like net with boxes decoded and a greedy non-maximum suppression in forward, as people deploy it."""
+    """The YOLOv8-like net with boxes decoded and a greedy non-maximum suppression in forward, as people
+    deploy it."""
 
     def __init__(self, keep: int = 50) -> None:
         super().__init__()
@@ -210,7 +242,10 @@ class Detector(nn.Module):
         while order and len(kept) < self.keep:
             best = order.pop(0)
             kept.append(best)
-            low, high = torch.maximum(boxes[best, :2], boxes[order, :2]), torch.minimum(boxes[best, 2:], boxes[order, 2:])
+            low, high = (
+                torch.maximum(boxes[best, :2], boxes[order, :2]),
+                torch.minimum(boxes[best, 2:], boxes[order, 2:]),
+            )
             shared = (high - low).clamp(0).prod(1)
             order = [o for o, s in zip(order, (shared / (8 - shared)).tolist(), strict=True) if s < 0.5]
         return torch.cat([boxes[kept], scores[kept, None]], 1)
@@ -224,7 +259,9 @@ class UNet(nn.Module):
         sizes = [width << i for i in range(5)]
 
         def two(c: int, k: int) -> nn.Module:
-            return nn.Sequential(conv_bn(c, k, 3, act=nn.ReLU(inplace=True)), conv_bn(k, k, 3, act=nn.ReLU(inplace=True)))
+            return nn.Sequential(
+                conv_bn(c, k, 3, act=nn.ReLU(inplace=True)), conv_bn(k, k, 3, act=nn.ReLU(inplace=True))
+            )
 
         self.down = nn.ModuleList([two(c, k) for c, k in zip([3, *sizes[:-1]], sizes, strict=True)])
         self.up = nn.ModuleList([nn.ConvTranspose2d(k, c, 2, 2) for c, k in pairwise(sizes)])
@@ -258,9 +295,9 @@ class SqueezeNet(nn.Module):
         super().__init__()
         pool = nn.MaxPool2d(3, 2)
         self.features = nn.Sequential(
-            nn.Conv2d(3, 64, 3, 2), nn.ReLU(), pool, Fire(64, 16, 64), Fire(128, 16, 64), pool, Fire(128, 32, 128),
-            Fire(256, 32, 128), pool, Fire(256, 48, 192), Fire(384, 48, 192), Fire(384, 64, 256), Fire(512, 64, 256),
-            nn.Conv2d(512, 1000, 1), nn.ReLU(),
+            nn.Conv2d(3, 64, 3, 2), nn.ReLU(), pool, Fire(64, 16, 64), Fire(128, 16, 64), pool, Fire(128, 32,
+            128), Fire(256, 32, 128), pool, Fire(256, 48, 192), Fire(384, 48, 192), Fire(384, 64, 256),
+            Fire(512, 64, 256), nn.Conv2d(512, 1000, 1), nn.ReLU(),
         )  # fmt: skip
 
     def forward(self, x: Tensor) -> Tensor:
@@ -273,11 +310,21 @@ class Inception(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         r = nn.ReLU(inplace=True)
-        self.stem = nn.Sequential(conv_bn(3, 64, 3, 2, act=r), conv_bn(64, 192, 3, act=r), nn.MaxPool2d(3, 2, 1))
+        self.stem = nn.Sequential(
+            conv_bn(3, 64, 3, 2, act=r), conv_bn(64, 192, 3, act=r), nn.MaxPool2d(3, 2, 1)
+        )
         self.blocks, c = nn.ModuleList(), 192
         for _ in range(4):
-            wide = nn.Sequential(conv_bn(c, 96, 1, act=r), conv_bn(96, 96, (1, 7), act=r), conv_bn(96, 128, (7, 1), act=r))
-            block = nn.ModuleList([conv_bn(c, 128, 1, act=r), wide, nn.Sequential(nn.AvgPool2d(3, 1, 1), conv_bn(c, 64, 1, act=r))])
+            wide = nn.Sequential(
+                conv_bn(c, 96, 1, act=r), conv_bn(96, 96, (1, 7), act=r), conv_bn(96, 128, (7, 1), act=r)
+            )
+            block = nn.ModuleList(
+                [
+                    conv_bn(c, 128, 1, act=r),
+                    wide,
+                    nn.Sequential(nn.AvgPool2d(3, 1, 1), conv_bn(c, 64, 1, act=r)),
+                ]
+            )
             self.blocks.append(block)
             c = 320
         self.classifier = nn.Linear(c, 1000)

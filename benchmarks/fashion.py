@@ -1,10 +1,13 @@
-"""A trained ResNet on Fashion-MNIST: how often half precision changes the answer, beside what dense bf16 changes.
+"""A trained ResNet on Fashion-MNIST: how often half precision changes the answer, beside what dense bf16
+changes.
 
-    python benchmarks/fashion.py FOLDER --json fashion.json      FOLDER holds the four .gz files (Debian: dataset-fashion-mnist)
+    python benchmarks/fashion.py FOLDER --json fashion.json
+        FOLDER holds the four .gz files (Debian: dataset-fashion-mnist)
 
-Trains 78,000 parameters for 800 steps (two minutes), prunes 90 % of each convolution by magnitude, fine-tunes under the masks, and
-compiles it as it is, in fp16 and in bf16. Agreement is the share of the 10,000 test images with the same first answer as the f32
-model in torch. Measured; training is seeded, but its last digits depend on the machine.
+Trains 78,000 parameters for 800 steps (two minutes), prunes 90 % of each convolution by magnitude, fine-tunes
+under the masks, and compiles it as it is, in fp16 and in bf16. Agreement is the share of the 10,000 test
+images with the same first answer as the f32 model in torch. Measured; training is seeded, but its last digits
+depend on the machine.
 """
 
 from __future__ import annotations
@@ -81,7 +84,9 @@ def answers(model: Any, x: Tensor) -> Tensor:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path)
     parser.add_argument("--sparsity", type=float, default=0.9)
     parser.add_argument("--steps", type=int, default=800)
@@ -101,12 +106,16 @@ def main() -> None:
     forms: dict[str, Any] = {"aerogel float32": aerogel.compile(model, example, store=mkdtemp())}
     for dtype in halves:
         name = str(dtype).removeprefix("torch.")
-        forms[f"aerogel {name}"] = aerogel.compile(model, example, dtype=dtype, calibration=calibration, tune="off")
+        forms[f"aerogel {name}"] = aerogel.compile(
+            model, example, dtype=dtype, calibration=calibration, tune="off"
+        )
         forms[f"torch {name}"] = InType(model, dtype)
     result = {
         "dense_accuracy": (dense == right).float().mean().item(),
         "pruned_accuracy": (plain == right).float().mean().item(),
-        "agreement": {name: (answers(form, test) == plain).float().mean().item() for name, form in forms.items()},
+        "agreement": {
+            name: (answers(form, test) == plain).float().mean().item() for name, form in forms.items()
+        },
         "sparsity": given.sparsity,
         "date": date.today().isoformat(),
         "torch": torch.__version__,

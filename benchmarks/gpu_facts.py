@@ -1,13 +1,18 @@
-"""What is known of the GPU kernels without a GPU: registers, spills, shared memory, occupancy, and what packing costs exactly.
+"""What is known of the GPU kernels without a GPU: registers, spills, shared memory, occupancy, and what
+packing costs exactly.
 
-    python benchmarks/gpu_facts.py --json facts.json             all kernels and targets, all real patterns
-    python benchmarks/gpu_facts.py --kernels-only                a minute; with --json the file's patterns stay as they are
-    python benchmarks/gpu_facts.py --pattern resnet50-90         one pattern (this one with the trade-off by channels of a stage)
+    python benchmarks/gpu_facts.py --json facts.json
+        all kernels and targets, all real patterns
+    python benchmarks/gpu_facts.py --kernels-only
+        a minute; with --json the file's patterns stay as they are
+    python benchmarks/gpu_facts.py --pattern resnet50-90
+        one pattern (this one with the trade-off by channels of a stage)
 
-Kernels are compiled by NVRTC for sm_75, sm_80, sm_90 and sm_100 (ptxas says what it used) and by clang for gfx942. Occupancy is
-computed from those figures and the architectures' limits. For each pattern of ../shared/patterns: slots for each nonzero (padding)
-and shared-memory wavefronts for each slot, before and after filter group reorder and bank-sensing reorganization, counted from the
-packed arrays. All of it is compiled or counted; nothing is measured on a GPU.
+Kernels are compiled by NVRTC for sm_75, sm_80, sm_90 and sm_100 (ptxas says what it used) and by clang for
+gfx942. Occupancy is computed from those figures and the architectures' limits. For each pattern of
+../shared/patterns: slots for each nonzero (padding) and shared-memory wavefronts for each slot, before and
+after filter group reorder and bank-sensing reorganization, counted from the packed arrays. All of it is
+compiled or counted; nothing is measured on a GPU.
 """
 
 from __future__ import annotations
@@ -31,21 +36,35 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from aerogel.candidate import Config, Idle, Stats
-from aerogel.codegen.gpu import nvrtc, spf
+from aerogel.codegen.gpu import nvrtc
 from aerogel.codegen.gpu.launch import HALVES, Code
 from aerogel.codegen.gpu.nvrtc import Facts
-from aerogel.layout import NUMPY, Array
-from aerogel.methods.gpu import actsparse, method, stridepack
-from aerogel.problem import Conv, Dtypes
+from aerogel.ir.config import Config
+from aerogel.ir.conv import Conv
+from aerogel.ir.dtypes import NUMPY, Dtypes
+from aerogel.ir.layout import Array
+from aerogel.ir.stats import Idle, Stats
+from aerogel.methods import gpu_form
+from aerogel.methods.actsparse import gpu as actsparse
+from aerogel.methods.stridepack import gpu as stridepack
+from aerogel.methods.stridepack import spf
 from benchmarks import gpu_triton, patterns
 from benchmarks.sim.write import POOL, TARGET, launches_of
 
 PATTERNS = Path(__file__).parent.parent.parent / "shared" / "patterns"
 ARCHS = ("sm_75", "sm_80", "sm_90", "sm_100")
-LAYERS = ("n1c64h56w56k64r3s3u1p1+bias+relu", "n1c256h14w14k1024r1s1u1p0+bias+add+relu", "n1c512h7w7k512r3s3u1p1+bias+relu")
+LAYERS = (
+    "n1c64h56w56k64r3s3u1p1+bias+relu",
+    "n1c256h14w14k1024r1s1u1p0+bias+add+relu",
+    "n1c512h7w7k512r3s3u1p1+bias+relu",
+)
 AMD = ("gfx942",) if shutil.which("clang-19") else ()
-LIMITS = {"sm_75": (32, 16, 65536), "sm_80": (64, 32, 167936), "sm_90": (64, 32, 233472), "sm_100": (64, 32, 233472)}
+LIMITS = {
+    "sm_75": (32, 16, 65536),
+    "sm_80": (64, 32, 167936),
+    "sm_90": (64, 32, 233472),
+    "sm_100": (64, 32, 233472),
+}
 LIMITS["gfx942"] = (32, 16, 65536)
 """Warps, blocks and bytes of shared memory of a multiprocessor; NVIDIA's have 65,536 registers."""
 FORMS = [(name, Dtypes()) for name in ("direct", "stridepack", "actsparse")]
@@ -56,7 +75,9 @@ CHANNELS, CURVE = (32, 64, 128, 256), "resnet50-90"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", type=Path)
     parser.add_argument("--kernels-only", action="store_true")
     parser.add_argument("--pattern", action="append", help="only these patterns, and no kernels")
@@ -69,8 +90,12 @@ def main() -> None:
         work = [(code, arch) for arch in (*ARCHS, *AMD) for code in variants(arch)]
         result["kernels"] = [compiled(*one) for one in track(work, "kernels", console=Console(stderr=True))]
         show_kernels(result["kernels"])
-        triton = [(launch.code, target) for target in gpu_triton.TARGETS for launch in gpu_triton.launches(target)]
-        result["triton"] = [gpu_triton.facts(*one) for one in track(triton, "Triton", console=Console(stderr=True))]
+        triton = [
+            (launch.code, target) for target in gpu_triton.TARGETS for launch in gpu_triton.launches(target)
+        ]
+        result["triton"] = [
+            gpu_triton.facts(*one) for one in track(triton, "Triton", console=Console(stderr=True))
+        ]
     names = given.pattern or ([] if given.kernels_only else [p.stem for p in sorted(PATTERNS.glob("*.npz"))])
     for name in names:
         result["patterns"][name] = pattern(name)
@@ -85,16 +110,20 @@ def variants(arch: str) -> list[Code]:
     target = replace(TARGET, arch=arch, shared_bytes=LIMITS[arch][2])
     for text in LAYERS:
         conv, rng = Conv.parse(text), np.random.default_rng(0)
-        weight = np.where(rng.random(conv.weight_shape) < 0.1, rng.standard_normal(conv.weight_shape), 0).astype(np.float32)
+        weight = np.where(
+            rng.random(conv.weight_shape) < 0.1, rng.standard_normal(conv.weight_shape), 0
+        ).astype(np.float32)
         for name, dtypes in FORMS:
-            own, typed = method(name), replace(conv, dtypes=dtypes)
+            own, typed = gpu_form(name), replace(conv, dtypes=dtypes)
             offered = list(own.configs(typed, target, Stats.of(weight, Idle(80, 60, 50))))
             few = [c for c in offered if not dict(c.options).get("reorganized")]
             held = weight.astype(NUMPY[dtypes.weight])
             for config in few[: 6 if dtypes == Dtypes() else 3]:
-                found |= {launch.code: None for launch in own.build(own.pack(held, typed, config), typed, config)}
+                found |= {
+                    launch.code: None for launch in own.build(own.pack(held, typed, config), typed, config)
+                }
         config = next(actsparse.configs(conv, target, Stats.of(weight, Idle(80, 60, 50))))
-        if "add" not in conv.steps and actsparse.takes(conv, config, POOL):
+        if "add" not in conv.steps and actsparse.takes_pool(conv, config, POOL):
             found[actsparse.build(actsparse.pack(weight, conv, config), conv, config, POOL)[0].code] = None
         found[launches_of(conv, weight, "dense", None, target)[0][0].code] = None
     return list(found)
@@ -120,20 +149,37 @@ def occupancy(code: Code, facts: Facts, arch: str) -> float:
 
 def amd(code: Code) -> dict[str, Any]:
     """By clang, which needs no GPU and no library: vector registers, spills, shared memory."""
-    command = ["clang-19", "-x", "cl", "-cl-std=CL2.0", "-O3", "--target=amdgcn-amd-amdhsa", "-mcpu=gfx942", "-nogpulib", "-S"]
-    done = subprocess.run([*command, "-o", "-", "-"], input=code.text(), capture_output=True, text=True, check=True)
+    command = [
+        "clang-19",
+        "-x",
+        "cl",
+        "-cl-std=CL2.0",
+        "-O3",
+        "--target=amdgcn-amd-amdhsa",
+        "-mcpu=gfx942",
+        "-nogpulib",
+        "-S",
+    ]
+    done = subprocess.run(
+        [*command, "-o", "-", "-"], input=code.text(), capture_output=True, text=True, check=True
+    )
 
     def said(name: str) -> int:
         return sum(map(int, re.findall(rf"\.{name}: +(\d+)", done.stdout)))
 
-    spilled = said("vgpr_spill_count") + said(
-        "private_segment_fixed_size"
-    )  # scalar registers spill into vector ones, not to memory
-    return {"registers": said("vgpr_count"), "spilled": spilled, "shared": said("group_segment_fixed_size"), "occupancy": None}
+    # scalar registers spill into vector ones, not to memory
+    spilled = said("vgpr_spill_count") + said("private_segment_fixed_size")
+    return {
+        "registers": said("vgpr_count"),
+        "spilled": spilled,
+        "shared": said("group_segment_fixed_size"),
+        "occupancy": None,
+    }
 
 
 def pattern(name: str) -> dict[str, Any]:
-    """Every layer of a pattern, and the sums over them: as it comes, reordered, reorganized, and by channels of a stage."""
+    """Every layer of a pattern, and the sums over them: as it comes, reordered, reorganized, and by channels
+    of a stage."""
     layers = patterns.load(PATTERNS / f"{name}.npz")
     with ProcessPoolExecutor(2) as pool:
         work = pool.map(layer, [(own.conv, own.mask, name == CURVE) for own in layers])
@@ -154,7 +200,8 @@ def pattern(name: str) -> dict[str, Any]:
 
 
 def layer(given: tuple[Conv, Array, bool]) -> dict[str, Any]:
-    """Slots of 32 lanes, times 32, and wavefronts, times 32, by channels of a stage: all of them, or the largest."""
+    """Slots of 32 lanes, times 32, and wavefronts, times 32, by channels of a stage: all of them, or the
+    largest."""
     conv, mask, every = given
     weight = mask.astype(np.float32).reshape(conv.weight_shape)
     offered = [Config.make("stridepack", **point, reorganized=1) for point in stridepack.points(conv, TARGET)]
@@ -204,7 +251,9 @@ def show_pattern(name: str, result: dict[str, Any]) -> None:
     ):
         table.add_column(heading, justify="right")
     for channels, own in (*result["by_channels"].items(), ("best of each layer", result["best"])):
-        table.add_row(str(channels), *(f"{own[key]:.2f}" for key in ("slots_before", "before", "slots", "after")))
+        table.add_row(
+            str(channels), *(f"{own[key]:.2f}" for key in ("slots_before", "before", "slots", "after"))
+        )
     Console(width=120).print(table)
 
 

@@ -1,11 +1,14 @@
-"""The modelled table: what each method would take on an A100 and an H100, by the cost model of aerogel/codegen/gpu/cost.py.
+"""The modelled table: what each method would take on an A100 and an H100, by the cost model of
+aerogel/codegen/gpu/cost.py.
 
-    python benchmarks/gpu_model.py --json benchmarks/results/gpu_model.json        a minute; needs the patterns and two result files
+    python benchmarks/gpu_model.py --json benchmarks/results/gpu_model.json
+        a minute; needs the patterns and two result files
 
-Modelled, not measured: no kernel has run on a GPU. For each layer of each real pattern of ResNet-50, VGG-19 and YOLOv3 every method
-in its best configuration by the model; padded slots and wavefronts of stridepack are those of results/gpu_facts.json. Tile-wise
-sparsity has no real pattern: its row assumes 75 % zeros, all in tiles, on ResNet-50. Zeros of feature maps are those of
-results/activity.json (full size, real photos). Dense is modelled by the same rules.
+Modelled, not measured: no kernel has run on a GPU. For each layer of each real pattern of ResNet-50, VGG-19
+and YOLOv3 every method in its best configuration by the model; padded slots and wavefronts of stridepack are
+those of results/gpu_facts.json. Tile-wise sparsity has no real pattern: its row assumes 75 % zeros, all in
+tiles, on ResNet-50. Zeros of feature maps are those of results/activity.json (full size, real photos). Dense
+is modelled by the same rules.
 """
 
 from __future__ import annotations
@@ -24,11 +27,17 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from aerogel.candidate import Config, Idle, Stats
-from aerogel.codegen.gpu import cost, panels
-from aerogel.methods.gpu import METHODS, actsparse, direct, method, stridepack
-from aerogel.problem import Conv, Dtypes
-from aerogel.target import Gpu
+from aerogel.codegen.gpu import cost
+from aerogel.formats import panels
+from aerogel.ir.config import Config
+from aerogel.ir.conv import Conv
+from aerogel.ir.dtypes import Dtypes
+from aerogel.ir.stats import Idle, Stats
+from aerogel.ir.target import Gpu
+from aerogel.methods import METHODS, gpu_form
+from aerogel.methods.actsparse import gpu as actsparse
+from aerogel.methods.direct import gpu as direct
+from aerogel.methods.stridepack import gpu as stridepack
 from benchmarks import patterns
 from benchmarks.gpu_facts import PATTERNS
 
@@ -44,46 +53,67 @@ CONFIGS = 12
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     facts = json.loads((RESULTS / "gpu_facts.json").read_text())["patterns"]
     names = [p.stem for p in sorted(PATTERNS.glob("*.npz")) if p.stem.startswith(NETWORKS)]
     work = [(name, batch, on) for name in names for batch in BATCHES for on in MACHINES]
-    rows = [network(name, batch, on, facts[name]) for name, batch, on in track(work, "modelled", console=Console(stderr=True))]
+    rows = [
+        network(name, batch, on, facts[name])
+        for name, batch, on in track(work, "modelled", console=Console(stderr=True))
+    ]
     rows += [tiled(batch, on) for batch in BATCHES for on in MACHINES]
-    rows += [skipping(name, batch, on) for name in ("vgg19", "resnet50") for batch in BATCHES for on in MACHINES]
+    rows += [
+        skipping(name, batch, on) for name in ("vgg19", "resnet50") for batch in BATCHES for on in MACHINES
+    ]
     show(rows)
     if given.json:
         given.json.write_text(json.dumps({"rows": rows}, indent=1))
 
 
 def network(name: str, batch: int, on: str, facts: dict[str, Any]) -> dict[str, Any]:
-    """Microseconds of all layers: dense in each precision, every method (dense where it refuses), and the best of each layer."""
+    """Microseconds of all layers: dense in each precision, every method (dense where it refuses), and the
+    best of each layer."""
     counted = {row["layer"]: row for row in facts["layers"]}
-    us: dict[str, float] = dict.fromkeys(("dense f32", "dense tf32", "dense f16", "best f32", "direct f16", "stridepack f16"), 0.0)
+    us: dict[str, float] = dict.fromkeys(
+        ("dense f32", "dense tf32", "dense f16", "best f32", "direct f16", "stridepack f16"), 0.0
+    )
     chosen: dict[str, int] = {}
     for layer in patterns.load(PATTERNS / f"{name}.npz"):
         conv, stats = layer.conv.at(batch, *layer.conv.size), Stats.of(layer.mask.astype(np.float32))
         own = {f"dense {kind}": cost.dense(conv, MACHINES[on][0], kind) for kind in ("f32", "tf32", "f16")}
-        times = {m: t for m in METHODS[1:] if (t := modelled(m, conv, stats, on, counted.get(layer.name))) is not None}
+        times = {
+            m: t
+            for m in METHODS[1:]
+            if (t := modelled(m, conv, stats, on, counted.get(layer.name))) is not None
+        }
         half = replace(conv, dtypes=Dtypes("f16", "f16", "f16", "f16"))
         for m in ("direct", "stridepack"):
             own[f"{m} f16"] = modelled(m, half, stats, on, counted.get(layer.name)) or own["dense f16"]
         best = min({"dense": own["dense f32"], **times}.items(), key=lambda one: one[1])
         chosen[best[0]] = chosen.get(best[0], 0) + 1
-        for key, value in {**own, **{m: times.get(m, own["dense f32"]) for m in METHODS[1:-1]}, "best f32": best[1]}.items():
+        for key, value in {
+            **own,
+            **{m: times.get(m, own["dense f32"]) for m in METHODS[1:-1]},
+            "best f32": best[1],
+        }.items():
             us[key] = us.get(key, 0.0) + value
     return {"network": name, "batch": batch, "on": on, "us": us, "chosen": chosen}
 
 
 def modelled(name: str, conv: Conv, stats: Stats, on: str, counted: dict[str, Any] | None) -> float | None:
     """The best of a method's first configurations, or None where it refuses."""
-    own, (machine, target) = method(name), MACHINES[on]
+    own, (machine, target) = gpu_form(name), MACHINES[on]
     if own.refuse(conv, target, stats) is not None:
         return None
     offered = [c for c in own.configs(conv, target, stats) if not dict(c.options).get("baked")][:CONFIGS]
-    return min(cost.microseconds(work(name, conv, c, stats, counted), machine, conv.dtypes == Dtypes()) for c in offered)
+    return min(
+        cost.microseconds(work(name, conv, c, stats, counted), machine, conv.dtypes == Dtypes())
+        for c in offered
+    )
 
 
 def work(name: str, conv: Conv, config: Config, stats: Stats, counted: dict[str, Any] | None) -> cost.Work:
@@ -97,7 +127,9 @@ def work(name: str, conv: Conv, config: Config, stats: Stats, counted: dict[str,
         waves = known and known["after" if after else "before"] / max(1, stats.nonzeros)
         return stridepack.work(conv, config, stats, slots, waves)
     inside = stats.shared if name == "tilewise" else stats.nonzeros * stats.alike // 100
-    return panels.work(conv, config, inside, stats.nonzeros - inside, min(128 if name == "tilewise" else 32, conv.k))
+    return panels.work(
+        conv, config, inside, stats.nonzeros - inside, min(128 if name == "tilewise" else 32, conv.k)
+    )
 
 
 def tiled(batch: int, on: str) -> dict[str, Any]:
@@ -111,7 +143,10 @@ def tiled(batch: int, on: str) -> dict[str, Any]:
             own, machine = replace(conv, dtypes=dtypes), MACHINES[on][0]
             inside = int(np.prod(conv.weight_shape)) // 4
             offered = panels.configs("tilewise", own, MACHINES[on][1], inside, 0)
-            times = [cost.microseconds(panels.work(own, c, inside, 0, min(128, conv.k)), machine, kind == "tf32") for c in offered]
+            times = [
+                cost.microseconds(panels.work(own, c, inside, 0, min(128, conv.k)), machine, kind == "tf32")
+                for c in offered
+            ]
             us[f"tilewise {kind}"] += min(times)
     return {"network": "resnet50, tile-wise 75 % assumed", "batch": batch, "on": on, "us": us, "chosen": {}}
 
@@ -128,7 +163,10 @@ def skipping(name: str, batch: int, on: str) -> dict[str, Any]:
         conv, size = conv.at(batch, *conv.size), int(np.prod(conv.weight_shape))
         stats = Stats(size, size, 0, size // conv.k, size, 100, Idle(*layer["zeros"]))
         dense, (machine, target) = cost.dense(conv, MACHINES[on][0], "f32"), MACHINES[on]
-        times = [cost.microseconds(actsparse.work(conv, c, stats), machine) for c in actsparse.configs(conv, target, stats)]
+        times = [
+            cost.microseconds(actsparse.work(conv, c, stats), machine)
+            for c in actsparse.configs(conv, target, stats)
+        ]
         own = min(times, default=dense)
         chosen["actsparse" if own < dense else "dense"] += 1
         for key, value in (("dense f32", dense), ("actsparse", own), ("best f32", min(own, dense))):
@@ -143,7 +181,13 @@ def show(rows: list[dict[str, Any]]) -> None:
         table.add_column(heading, justify="right")
     for r in rows:
         cells = [f"{r['us'][n]:.0f}" if n in r["us"] else "" for n in names]
-        table.add_row(r["network"], str(r["batch"]), r["on"], *cells, ", ".join(f"{n} {m}" for m, n in sorted(r["chosen"].items())))
+        table.add_row(
+            r["network"],
+            str(r["batch"]),
+            r["on"],
+            *cells,
+            ", ".join(f"{n} {m}" for m, n in sorted(r["chosen"].items())),
+        )
     Console(width=220).print(table)
 
 

@@ -1,7 +1,10 @@
-"""Triton's kernels compiled for GPUs that are not here: registers, spills, shared memory, matrix instructions. See gpu_facts.py.
+"""Triton's kernels compiled for GPUs that are not here: registers, spills, shared memory, matrix
+instructions. See gpu_facts.py.
 
-    python benchmarks/gpu_triton.py sm_80 sm_100 --json rows.json        some targets; a second or two for each kernel
-    python benchmarks/gpu_triton.py sm_80 --few                          one kernel of nine
+    python benchmarks/gpu_triton.py sm_80 sm_100 --json rows.json
+        some targets; a second or two for each kernel
+    python benchmarks/gpu_triton.py sm_80 --few 0
+        one kernel of nine, from the first on
 
 NVIDIA's figures are cuobjdump's of the very code object, AMD's those in the assembly.
 """
@@ -25,12 +28,12 @@ from rich.progress import track
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from aerogel.codegen.gpu import panels
 from aerogel.codegen.gpu.launch import TritonCode, TritonLaunch
-from aerogel.methods.gpu import method
-from aerogel.problem import Conv
+from aerogel.formats import panels
+from aerogel.ir.conv import Conv
+from aerogel.ir.target import Gpu
+from aerogel.methods import gpu_form
 from aerogel.reference import from_float64
-from aerogel.target import Gpu
 from benchmarks import sass
 
 TARGETS = ("sm_80", "sm_90", "sm_100", "gfx942")
@@ -42,17 +45,25 @@ A100 = Gpu("cuda", "sm_80", 108, 166912, tf32=True)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("targets", nargs="*", default=TARGETS)
-    parser.add_argument("--few", action="store_true")
+    parser.add_argument("--few", type=int, metavar="K", help="one kernel of nine, from the K-th on")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
-    work = [(launch.code, target) for target in given.targets for launch in list(launches(target))[:: 9 if given.few else 1]]
+    work = [
+        (launch.code, target) for target in given.targets for launch in few(list(launches(target)), given.few)
+    ]
     rows = [facts(code, target) for code, target in track(work, "Triton", console=Console(stderr=True))]
     if given.json:
         given.json.write_text(json.dumps(rows))
     else:
         print(*rows, sep="\n")
+
+
+def few(every: list[TritonLaunch], first: int | None) -> list[TritonLaunch]:
+    return every if first is None else every[first::9]
 
 
 def launches(target: str) -> Iterator[TritonLaunch]:
@@ -63,7 +74,7 @@ def launches(target: str) -> Iterator[TritonLaunch]:
             conv, rng = Conv.parse(text.format("" if kind == "f32" else f":{kind}")), np.random.default_rng(0)
             kept = np.repeat(rng.random((conv.k // 32, *conv.weight_shape[1:])) < 0.3, 32, axis=0)
             weight = from_float64(kept.astype(np.float64), kind)
-            own = method("tilewise")
+            own = gpu_form("tilewise")
             for config in panels.configs("tilewise", conv, on, int((kept > 0).sum()), 0):
                 yield from own.build(own.pack(weight, conv, config), conv, config)
             weight.reshape(-1)[::97] = weight.max()
@@ -84,9 +95,15 @@ def facts(code: TritonCode, target: str) -> dict[str, Any]:
         row |= {"registers": said("vgpr_count"), "spilled": spilled, "shared": int(made.metadata.shared)}
     else:
         text = disassembled(made.asm["cubin"])
-        used = re.search(r"REG:(\d+) STACK:(\d+) SHARED:(\d+)", tool("cuobjdump", made.asm["cubin"], "-res-usage"))
+        used = re.search(
+            r"REG:(\d+) STACK:(\d+) SHARED:(\d+)", tool("cuobjdump", made.asm["cubin"], "-res-usage")
+        )
         assert used is not None
-        row |= {"registers": int(used[1]), "spilled": int(used[2]), "shared": int(made.metadata.shared) + int(used[3])}
+        row |= {
+            "registers": int(used[1]),
+            "spilled": int(used[2]),
+            "shared": int(made.metadata.shared) + int(used[3]),
+        }
         row |= {"loop": sum(sass.hot_loop(text).values()), "occupancy": occupancy(row, target)}
     return row | {"matrix": dict(sorted(_counted(text).items()))}
 
@@ -135,7 +152,9 @@ def tool(name: str, cubin: bytes, *options: str) -> str:
     with NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        return subprocess.run([binary, *options, file.name], capture_output=True, text=True, check=True).stdout
+        return subprocess.run(
+            [binary, *options, file.name], capture_output=True, text=True, check=True
+        ).stdout
 
 
 if __name__ == "__main__":

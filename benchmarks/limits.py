@@ -2,10 +2,10 @@
 
     python benchmarks/limits.py resnet50 --pattern ../shared/patterns/resnet50-90.npz --json limits.json
 
-GF/s count the nonzeros only. `bytes` are what a layer must move at least: x once, y once (twice where it is also read, as a
-residual), values and offsets once. The limit is the larger of two times: nonzeros at the core's FMA rate, and those bytes at the
-bandwidth of the nearest cache that holds x, y and the weights together. Times, FMA rate and bandwidths are measured here; bytes
-are counted.
+GF/s count the nonzeros only. `bytes` are what a layer must move at least: x once, y once (twice where it is
+also read, as a residual), values and offsets once. The limit is the larger of two times: nonzeros at the
+core's FMA rate, and those bytes at the bandwidth of the nearest cache that holds x, y and the weights
+together. Times, FMA rate and bandwidths are measured here; bytes are counted.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import aerogel
-from aerogel.plan import Choice
-from aerogel.target import Target, host
+from aerogel.backends.cpu.runner import program, workspace
+from aerogel.ir.plan import Choice
+from aerogel.ir.target import Target, host
 from benchmarks.models import MODELS, make, prune_pattern
 from benchmarks.probe import limits
 
@@ -35,7 +36,9 @@ ROUNDS = 40
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model", choices=MODELS)
     parser.add_argument("--pattern", type=Path, required=True, help="a .npz of real masks")
     parser.add_argument("--json", type=Path)
@@ -47,21 +50,26 @@ def main() -> None:
     machine = limits(host())
     rows, other = measured(fast, x, machine)
     result = {
-        "model": given.model, "pattern": given.pattern.stem, "limits": machine, "layers": rows, "other_us": other,
-        "target": str(fast.plan.target), "date": date.today().isoformat(), "torch": torch.__version__,
+        "model": given.model, "pattern": given.pattern.stem, "limits": machine, "layers": rows, "other_us":
+        other, "target": str(fast.plan.target), "date": date.today().isoformat(), "torch": torch.__version__,
     }  # fmt: skip
     show(result)
     if given.json:
         given.json.write_text(json.dumps(result, indent=1))
 
 
-def measured(fast: aerogel.Compiled, x: torch.Tensor, machine: dict[str, float]) -> tuple[list[dict[str, Any]], float]:
-    """Each distinct layer with how often it occurs, and the time of what is no layer of ours: copies and pooling."""
+def measured(
+    fast: aerogel.Compiled, x: torch.Tensor, machine: dict[str, float]
+) -> tuple[list[dict[str, Any]], float]:
+    """Each distinct layer with how often it occurs, and the time of what is no layer of ours: copies and
+    pooling."""
     if fast.network is None:
         raise SystemExit("torch runs this model; there is nothing of ours to look at")
-    network, threads = fast.network, fast.plan.target.threads
-    program = network.program(network.shapes([x]), {c.node: c.config for c in fast.plan.choices}, threads)
-    space, times = network.workspace(program, threads), dict[str, list[float]]()
+    network, target = fast.network, fast.plan.target
+    assert isinstance(target, Target)
+    configs = {c.node: c.config for c in fast.plan.choices}
+    made = program(network, network.shapes([x]), configs, target.threads)
+    space, times = workspace(network, made, target.threads), dict[str, list[float]]()
     with torch.no_grad():
         for _ in range(ROUNDS):
             for name, spent in space.timed([x]).items():
@@ -71,7 +79,7 @@ def measured(fast: aerogel.Compiled, x: torch.Tensor, machine: dict[str, float])
     for choice in fast.plan.choices:
         if choice.node in middle:
             same.setdefault(str(choice.conv), []).append((choice, middle.pop(choice.node)))
-    return [row(group, machine, fast.plan.target) for group in same.values()], sum(middle.values())
+    return [row(group, machine, target) for group in same.values()], sum(middle.values())
 
 
 def row(group: list[tuple[Choice, float]], machine: dict[str, float], target: Target) -> dict[str, Any]:
@@ -80,7 +88,10 @@ def row(group: list[tuple[Choice, float]], machine: dict[str, float], target: Ta
     us = float(np.mean([t for _, t in group]))
     nonzeros = float(np.mean([(1 - c.sparsity) * np.prod(c.conv.weight_shape) for c, _ in group]))
     pixels = conv.out[0] * conv.out[1]
-    x_bytes, y_bytes = 4 * conv.c * conv.size[0] * conv.size[1], 4 * conv.k * pixels * (1 + ("add" in conv.epilogue))
+    x_bytes, y_bytes = (
+        4 * conv.c * conv.size[0] * conv.size[1],
+        4 * conv.k * pixels * (1 + ("add" in conv.epilogue)),
+    )
     weights = 8 * nonzeros
     moved = x_bytes + y_bytes + weights
     level = "l2" if moved <= target.l2_bytes else "l3"
@@ -88,8 +99,8 @@ def row(group: list[tuple[Choice, float]], machine: dict[str, float], target: Ta
     times = {"fma": flops / machine["fma"] * 1e6, level: moved / machine[level] * 1e6}
     bound = max(times, key=lambda name: times[name])
     return {
-        "conv": str(conv), "times": len(group), "config": str(config), "us": us, "gflops": flops / us / 1e3, "bytes": moved,
-        "bound": bound, "limit_us": times[bound], "share": times[bound] / us,
+        "conv": str(conv), "times": len(group), "config": str(config), "us": us, "gflops": flops / us / 1e3,
+        "bytes": moved, "bound": bound, "limit_us": times[bound], "share": times[bound] / us,
     }  # fmt: skip
 
 
@@ -102,13 +113,16 @@ def show(result: dict[str, Any]) -> None:
         table.add_column(heading, justify="left" if heading == "layer" else "right", no_wrap=True)
     for r in result["layers"]:
         table.add_row(
-            r["conv"], str(r["times"]), f"{r['us']:.0f}", f"{r['gflops']:.0f}", f"{r['bytes'] / 1e6:.2f}", r["bound"],
-            f"{r['limit_us']:.0f}", f"{r['share']:.0%}",
+            r["conv"], str(r["times"]), f"{r['us']:.0f}", f"{r['gflops']:.0f}", f"{r['bytes'] / 1e6:.2f}",
+            r["bound"], f"{r['limit_us']:.0f}", f"{r['share']:.0%}",
         )  # fmt: skip
     Console(width=140).print(table)
     inside = sum(r["us"] * r["times"] for r in result["layers"])
-    print(f"layers {inside / 1e3:.2f} ms, copies and pooling {result['other_us'] / 1e3:.2f} ms; the whole limit is "
-          f"{sum(r['limit_us'] * r['times'] for r in result['layers']) / inside:.0%} of the layers' time")  # fmt: skip
+    print(
+        f"layers {inside / 1e3:.2f} ms, copies and pooling {result['other_us'] / 1e3:.2f} ms; the "
+        "whole limit is "
+        f"{sum(r['limit_us'] * r['times'] for r in result['layers']) / inside:.0%} of the layers' time"
+    )
 
 
 if __name__ == "__main__":

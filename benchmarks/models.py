@@ -1,7 +1,9 @@
-"""The benchmark architectures in plain torch, seeded, no hub and no torchvision. Each is a function of nothing.
+"""The benchmark architectures in plain torch, seeded, no hub and no torchvision. Each is a function of
+nothing.
 
-Weights are random but scaled so that activations stay of order one; batch-norm statistics are made up and seeded. Pruned by
-magnitude, or by a real pattern's masks (`prune_pattern`, which lists convolutions in network order).
+Weights are random but scaled so that activations stay of order one; batch-norm statistics are made up and
+seeded. Pruned by magnitude, or by a real pattern's masks (`prune_pattern`, which lists convolutions in
+network order).
 """
 
 from __future__ import annotations
@@ -14,7 +16,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.blocks import conv_bn
-from benchmarks.detectors import DenseNet121, Detector, Inception, SqueezeNet, UNet, YoloV3, YoloV3Spp, YoloV8s
+from benchmarks.detectors import (
+    DenseNet121,
+    Detector,
+    Inception,
+    SqueezeNet,
+    UNet,
+    YoloV3,
+    YoloV3Spp,
+    YoloV8s,
+)
 from benchmarks.odd import Mapping, Signal, Volume
 from benchmarks.patterns import load
 
@@ -41,11 +52,18 @@ class ResNet(nn.Module):
     """Stem, four stages of bottlenecks, global average, classifier."""
 
     def __init__(
-        self, depths: tuple[int, ...], widths: tuple[int, ...], outs: tuple[int, ...], group_width: int = 0, stem: int = 64
+        self,
+        depths: tuple[int, ...],
+        widths: tuple[int, ...],
+        outs: tuple[int, ...],
+        group_width: int = 0,
+        stem: int = 64,
     ) -> None:
         super().__init__()
         pool: list[nn.Module] = [nn.MaxPool2d(3, 2, 1)] if stem == 64 else []
-        self.stem = nn.Sequential(conv_bn(3, stem, 7 if stem == 64 else 3, 2, act=nn.ReLU(inplace=True)), *pool)
+        self.stem = nn.Sequential(
+            conv_bn(3, stem, 7 if stem == 64 else 3, 2, act=nn.ReLU(inplace=True)), *pool
+        )
         blocks, c = [], stem
         for i, (depth, width, k) in enumerate(zip(depths, widths, outs, strict=True)):
             for j in range(depth):
@@ -74,7 +92,8 @@ class ResNeXt(ResNet):
 
 
 class Vgg19(nn.Module):
-    """Sixteen 3x3 convolutions with batch norm, five max-pools, global average, one Linear. `part` divides the channels."""
+    """Sixteen 3x3 convolutions with batch norm, five max-pools, global average, one Linear. `part` divides
+    the channels."""
 
     def __init__(self, part: int = 1) -> None:
         super().__init__()
@@ -97,10 +116,23 @@ class MobileNetV1(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        plan = [(64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), *[(512, 1)] * 5, (1024, 2), (1024, 1)]
+        plan = [
+            (64, 1),
+            (128, 2),
+            (128, 1),
+            (256, 2),
+            (256, 1),
+            (512, 2),
+            *[(512, 1)] * 5,
+            (1024, 2),
+            (1024, 1),
+        ]
         layers, c = [conv_bn(3, 32, 3, 2, act=nn.ReLU(inplace=True))], 32
         for k, stride in plan:
-            layers += [conv_bn(c, c, 3, stride, c, nn.ReLU(inplace=True)), conv_bn(c, k, 1, act=nn.ReLU(inplace=True))]
+            layers += [
+                conv_bn(c, c, 3, stride, c, nn.ReLU(inplace=True)),
+                conv_bn(c, k, 1, act=nn.ReLU(inplace=True)),
+            ]
             c = k
         self.features, self.classifier = nn.Sequential(*layers), nn.Linear(c, 1000)
 
@@ -180,7 +212,9 @@ def example(name: str, batch: int = 1, size: int | None = None) -> Call:
 def prune(model: nn.Module, sparsity: float) -> nn.Module:
     """Magnitude pruning of every convolution but depthwise ones, layer by layer."""
     for module in model.modules():
-        if isinstance(module, CONVOLUTIONS) and (module.groups < module.in_channels or module.in_channels == 1):
+        if isinstance(module, CONVOLUTIONS) and (
+            module.groups < module.in_channels or module.in_channels == 1
+        ):
             weight = module.weight.data
             edge = weight.abs().flatten().kthvalue(max(1, int(sparsity * weight.numel()))).values
             weight *= weight.abs() > edge
@@ -188,7 +222,8 @@ def prune(model: nn.Module, sparsity: float) -> nn.Module:
 
 
 def prune_pattern(model: nn.Module, path: Path) -> nn.Module:
-    """Put a real pattern's masks on a model's convolutions, in network order; depthwise ones are not in the file."""
+    """Put a real pattern's masks on a model's convolutions, in network order; depthwise ones are not in the
+    file."""
     convs = [m for m in model.modules() if isinstance(m, nn.Conv2d) and m.groups < m.in_channels]
     layers = load(path)
     if len(convs) != len(layers):

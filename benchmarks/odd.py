@@ -1,4 +1,5 @@
-"""What a library for images is also given: a signal, a volume, and a model with two inputs, a keyword and a dict of outputs."""
+"""What a library for images is also given: a signal, a volume, and a model with two inputs, a keyword and a
+dict of outputs."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from benchmarks.blocks import conv_bn
 
 
 class Signal(nn.Module):
-    """One dimension: a label for every eighth sample, as of an ECG. (Ten outputs are too few to compare rounding on.)"""
+    """One dimension: a label for every eighth sample, as of an ECG. (Ten outputs are too few to compare
+    rounding on.)"""
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,7 +33,9 @@ class Volume(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         sizes = ((1, 16), (16, 32), (32, 32))
-        self.features = nn.Sequential(*(m for c, k in sizes for m in (nn.Conv3d(c, k, 3, padding=1), nn.ReLU())))
+        self.features = nn.Sequential(
+            *(m for c, k in sizes for m in (nn.Conv3d(c, k, 3, padding=1), nn.ReLU()))
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.features(x)  # type: ignore[no-any-return]

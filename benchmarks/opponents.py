@@ -1,8 +1,10 @@
-"""Other runtimes on the same dense model, each as a function of nothing. What is not installed is named as absent.
+"""Other runtimes on the same dense model, each as a function of nothing. What is not installed is named as
+absent.
 
-All take the model as it is, zeros included: none of them skips zeros. All are given the f32 NCHW tensors that aerogel is given; who
-wants another layout or precision converts within its own time. A name without a precision means f32; bf16 and int8 use AMX where
-the machine has it. `aerogel-f32` is ourselves, for what half precision gains.
+All take the model as it is, zeros included: none of them skips zeros. All are given the f32 NCHW tensors that
+aerogel is given; who wants another layout or precision converts within its own time. A name without a
+precision means f32; bf16 and int8 use AMX where the machine has it. `aerogel-f32` is ourselves, for what half
+precision gains.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ def torch_contiguous(model: torch.nn.Module, call: Call, threads: int) -> Run:
 
 def torch_channels_last(model: torch.nn.Module, call: Call, threads: int) -> Run:
     other, (args, kwargs) = in_both_layouts(model)["channels_last"], call
-    return lambda: other(*(channels_last(a) for a in args), **{n: channels_last(a) for n, a in kwargs.items()})
+    return lambda: other(
+        *(channels_last(a) for a in args), **{n: channels_last(a) for n, a in kwargs.items()}
+    )
 
 
 def inductor(model: torch.nn.Module, call: Call, threads: int) -> Run:
@@ -77,7 +81,8 @@ def openvino_bf16(model: torch.nn.Module, call: Call, threads: int) -> Run:
 
 
 def openvino_int8(model: torch.nn.Module, call: Call, threads: int) -> Run:
-    """OpenVINO's own post-training quantization, calibrated on seeded images like the example; what is left over in bf16."""
+    """OpenVINO's own post-training quantization, calibrated on seeded images like the example; what is left
+    over in bf16."""
     import nncf
     import openvino as ov
 
@@ -91,7 +96,11 @@ def openvino_int8(model: torch.nn.Module, call: Call, threads: int) -> Run:
 def _openvino(model: Any, arrays: list[Any], threads: int, precision: str) -> Run:
     import openvino as ov
 
-    settings = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": precision, "PERFORMANCE_HINT": "LATENCY"}
+    settings = {
+        "INFERENCE_NUM_THREADS": threads,
+        "INFERENCE_PRECISION_HINT": precision,
+        "PERFORMANCE_HINT": "LATENCY",
+    }
     request = ov.Core().compile_model(model, "CPU", settings).create_infer_request()
     return lambda: request.infer(arrays)
 
@@ -135,7 +144,9 @@ OPPONENTS: dict[str, dict[str, Callable[[torch.nn.Module, Call, int], Run]]] = {
 }
 
 
-def prepare(names: list[str], model: torch.nn.Module, call: Call, threads: int) -> tuple[dict[str, Run], dict[str, str]]:
+def prepare(
+    names: list[str], model: torch.nn.Module, call: Call, threads: int
+) -> tuple[dict[str, Run], dict[str, str]]:
     """The opponents that can run, and why the others cannot."""
     runs: dict[str, Run] = {}
     absent: dict[str, str] = {}

@@ -1,4 +1,5 @@
-"""Real pruning masks: one .npz for each network, `__layers__` lists its convolutions, every other key is a layer's packed mask."""
+"""Real pruning masks: one .npz for each network, `__layers__` lists its convolutions, every other key is a
+layer's packed mask."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aerogel.problem import Conv
+from aerogel.ir.conv import Conv
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,8 +39,9 @@ def load(path: Path) -> list[Layer]:
         for row in rows:
             side, pad, stride = int(row["kernel"]), int(row["padding"]), int(row["stride"])
             conv = Conv(
-                int(row["in_channels"]), int(row["out_channels"]), side, side, (stride, stride), (pad, pad, pad, pad),
-                groups=int(row["groups"]), epilogue=("bias", "relu"), n=1, h=int(row["height"]), w=int(row["width"]),
+                int(row["in_channels"]), int(row["out_channels"]), side, side, (stride, stride), (pad, pad,
+                pad, pad), groups=int(row["groups"]), epilogue=("bias", "relu"), n=1, h=int(row["height"]),
+                w=int(row["width"]),
             )  # fmt: skip
             bits = np.unpackbits(file[row["name"]], count=int(np.prod(conv.weight_shape)))
             layers.append(Layer(str(row["name"]), conv, bits.reshape(conv.weight_shape).astype(bool)))
@@ -47,8 +49,11 @@ def load(path: Path) -> list[Layer]:
 
 
 def distinct(layers: list[Layer]) -> list[tuple[Layer, int]]:
-    """Each problem once, with how often the network has it; the layer with the middle number of nonzeros stands for all."""
+    """Each problem once, with how often the network has it; the layer with the middle number of nonzeros
+    stands for all."""
     same: dict[str, list[Layer]] = {}
     for layer in layers:
         same.setdefault(str(layer.conv), []).append(layer)
-    return [(sorted(group, key=lambda one: one.nonzeros)[len(group) // 2], len(group)) for group in same.values()]
+    return [
+        (sorted(group, key=lambda one: one.nonzeros)[len(group) // 2], len(group)) for group in same.values()
+    ]

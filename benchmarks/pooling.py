@@ -1,11 +1,13 @@
-"""Convolution and pooling in one kernel beside the two apart: VGG-19's five pairs under a real pruning pattern.
+"""Convolution and pooling in one kernel beside the two apart: VGG-19's five pairs under a real pruning
+pattern.
 
     python benchmarks/pooling.py --json pooling.json       needs the pattern files
 
-Each pair runs `direct` and `stridepack` in a few configurations, unfused (two kernels of one segment) and fused (PECR: the
-convolution's output stays in the cache), all in the same rounds. A method's unfused form is its fastest configuration, and so is
-its fused form. `ratio` is the five pairs' time apart over their time together, of the method that is fastest apart; `arena` has the
-bytes that hold activations in the whole network, with and without fusing.
+Each pair runs `direct` and `stridepack` in a few configurations, unfused (two kernels of one segment) and
+fused (PECR: the convolution's output stays in the cache), all in the same rounds. A method's unfused form is
+its fastest configuration, and so is its fused form. `ratio` is the five pairs' time apart over their time
+together, of the method that is fastest apart; `arena` has the bytes that hold activations in the whole
+network, with and without fusing.
 """
 
 from __future__ import annotations
@@ -29,12 +31,15 @@ from torch import nn
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import aerogel
-from aerogel.candidate import Kernel, Stats
-from aerogel.layout import Layout
-from aerogel.methods import method
-from aerogel.problem import Conv, Pool
-from aerogel.runtime import fused, pool, pooling
-from aerogel.target import Target, host
+from aerogel.backends.cpu import threads as pool
+from aerogel.backends.cpu.lower import fused, pooling
+from aerogel.backends.cpu.runner import program
+from aerogel.codegen.cpu.abi import Kernel
+from aerogel.ir.conv import Conv, Pool
+from aerogel.ir.layout import Layout
+from aerogel.ir.stats import Stats
+from aerogel.ir.target import Target, host
+from aerogel.methods import cpu_form
 from aerogel.tune.measure import interleaved
 from benchmarks.patterns import load
 
@@ -44,7 +49,9 @@ MAX = Pool("max", (2, 2), (2, 2), (0, 0), (1, 1))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--patterns", type=Path, default=Path(__file__).parents[2] / "shared" / "patterns")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--configs", type=int, default=8)
@@ -52,10 +59,17 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     target, layers = replace(host(), threads=1), load(given.patterns / "vgg19-92.npz")
-    rows = [measure(layers[i].conv, layers[i].mask, target, given) for i in track(PAIRS, "VGG-19", console=Console(stderr=True))]
+    rows = [
+        measure(layers[i].conv, layers[i].mask, target, given)
+        for i in track(PAIRS, "VGG-19", console=Console(stderr=True))
+    ]
     apart, together = (sum(min(r["us"].values(), key=lambda t: t[0])[i] for r in rows) for i in (0, 1))
     each = {name: [sum(r["us"][name][i] for r in rows) for i in (0, 1)] for name in ("direct", "stridepack")}
-    result: dict[str, Any] = {"ratio": apart / together, "methods": {n: a / b for n, (a, b) in each.items()}, "pairs": rows}
+    result: dict[str, Any] = {
+        "ratio": apart / together,
+        "methods": {n: a / b for n, (a, b) in each.items()},
+        "pairs": rows,
+    }
     result |= {"arena": arena(), "target": str(target), "date": date.today().isoformat()}
     show(result)
     if given.json:
@@ -66,14 +80,20 @@ def measure(conv: Conv, mask: Any, target: Target, given: argparse.Namespace) ->
     """Microseconds of one pair: {method: [apart, together]}."""
     rng = np.random.default_rng(0)
     weight = (rng.standard_normal(conv.weight_shape) * mask).astype(np.float32)
-    x, bias = rng.standard_normal(conv.x_shape).astype(np.float32), rng.standard_normal(conv.k).astype(np.float32)
+    x, bias = (
+        rng.standard_normal(conv.x_shape).astype(np.float32),
+        rng.standard_normal(conv.k).astype(np.float32),
+    )
     stats, calls, kept = Stats.of(weight), list[tuple[str, int, pool.Segment]](), list[object]()
     y_shape = (1, conv.k, conv.out[0] // 2, conv.out[1] // 2)
     for name in ("direct", "stridepack"):
-        module = method(name)
+        module = cpu_form(name)
         for config in islice(module.configs(conv, target, stats), given.configs):
             reads, writes = module.layouts(conv, config, target, (0, 0, 0, 0))
-            writes, after = replace(writes, slack=max(16, writes.slack)), Layout("planar", y_shape[3] + 1, (1, 1, 1, 1), 16)
+            writes, after = (
+                replace(writes, slack=max(16, writes.slack)),
+                Layout("planar", y_shape[3] + 1, (1, 1, 1, 1), 16),
+            )
             packed = module.pack(weight, conv, config)
             together = fused.kernel(packed, conv, config, target, reads, MAX, y_shape, after)
             assert together is not None
@@ -81,7 +101,10 @@ def measure(conv: Conv, mask: Any, target: Target, given: argparse.Namespace) ->
             reads.write(buffers[0], x)
             steps = [(k, 0, 1) for k in module.build(packed, conv, config, target, reads, writes)]
             steps.append((pooling.kernel(MAX, conv.y_shape, y_shape, writes, after, target), 1, 2))
-            calls += [(name, 0, _segment(steps, buffers, bias, kept)), (name, 1, _segment([(together, 0, 2)], buffers, bias, kept))]
+            calls += [
+                (name, 0, _segment(steps, buffers, bias, kept)),
+                (name, 1, _segment([(together, 0, 2)], buffers, bias, kept)),
+            ]
     times = interleaved([segment for _, _, segment in calls], given.rounds)
     us: dict[str, list[float]] = {"direct": [np.inf, np.inf], "stridepack": [np.inf, np.inf]}
     for (name, form, _), spent in zip(calls, times, strict=True):
@@ -89,17 +112,25 @@ def measure(conv: Conv, mask: Any, target: Target, given: argparse.Namespace) ->
     return {"conv": str(conv), "sparsity": stats.sparsity, "us": us}
 
 
-def _segment(steps: list[tuple[Kernel, int, int]], buffers: Any, bias: Any, kept: list[object]) -> pool.Segment:
+def _segment(
+    steps: list[tuple[Kernel, int, int]], buffers: Any, bias: Any, kept: list[object]
+) -> pool.Segment:
     scratch = np.empty(max(k.scratch_bytes for k, _, _ in steps) + 64, np.uint8)
     kept += [scratch, buffers, bias]
     start = scratch.ctypes.data + -scratch.ctypes.data % 64
     places = {"bias": bias.ctypes.data, "scratch": start}
-    return pool.Segment([(k, k.bind(x=buffers[i].ctypes.data, y=buffers[j].ctypes.data, **places)) for k, i, j in steps], 1)
+    return pool.Segment(
+        [(k, k.bind(x=buffers[i].ctypes.data, y=buffers[j].ctypes.data, **places)) for k, i, j in steps], 1
+    )
 
 
 def arena() -> dict[str, int]:
     """Bytes of activations of VGG-19's convolutions at 224 x 224, all of ours, pooling apart and together."""
-    widths, model, channels = (64, 64, 0, 128, 128, 0, *[256] * 4, 0, *[512] * 4, 0, *[512] * 4, 0), nn.Sequential(), 3
+    widths, model, channels = (
+        (64, 64, 0, 128, 128, 0, *[256] * 4, 0, *[512] * 4, 0, *[512] * 4, 0),
+        nn.Sequential(),
+        3,
+    )
     for width in widths:
         model.extend([nn.MaxPool2d(2)] if not width else [nn.Conv2d(channels, width, 3, 1, 1), nn.ReLU()])
         channels = width or channels
@@ -108,13 +139,22 @@ def arena() -> dict[str, int]:
     fast = aerogel.compile(model.eval(), x, tune="off")
     assert fast.network is not None
     shapes, plan = fast.network.shapes([x]), {c.node: c.config for c in fast.plan.choices}
-    programs = [fast.network.program(shapes, plan, 1, joined) for joined in ((), plan)]
+    programs = [program(fast.network, shapes, plan, 1, joined) for joined in ((), plan)]
     return dict(zip(("apart", "together"), (p.arena_bytes for p in programs), strict=True))
 
 
 def show(result: dict[str, Any]) -> None:
     table = Table(title=f"convolution + max pooling 2x2, one thread ({result['target']})")
-    for heading in ("layer", "zeros", "direct apart us", "together", "", "stridepack apart us", "together", ""):
+    for heading in (
+        "layer",
+        "zeros",
+        "direct apart us",
+        "together",
+        "",
+        "stridepack apart us",
+        "together",
+        "",
+    ):
         table.add_column(heading, justify="left" if heading == "layer" else "right", no_wrap=True)
     for r in result["pairs"]:
         cells = [c for a, b in r["us"].values() for c in (f"{a:.0f}", f"{b:.0f}", f"{a / b:.2f}x")]

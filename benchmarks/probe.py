@@ -1,4 +1,5 @@
-"""What this core can do at most, measured with small loops of our own: FMAs a second, bytes a second from each cache and memory."""
+"""What this core can do at most, measured with small loops of our own: FMAs a second, bytes a second from
+each cache and memory."""
 
 from __future__ import annotations
 
@@ -9,15 +10,16 @@ from collections.abc import Callable
 import numpy as np
 from llvmlite import ir
 
-from aerogel.codegen import llvm
-from aerogel.codegen.emit import F32, I64, PTR, Emit, Value
-from aerogel.target import VECTOR_BYTES, Target
+from aerogel.codegen.cpu import llvm
+from aerogel.codegen.cpu.emit import F32, I64, PTR, Emit, Value
+from aerogel.ir.target import VECTOR_BYTES, Target
 
 CHAINS = 16
 
 
 def _emit(isa: str, loads: bool) -> str:
-    """`void probe(float *x, int64 bytes, int64 rounds)`: each round reads all of x once, or multiplies as often without reading."""
+    """`void probe(float *x, int64 bytes, int64 rounds)`: each round reads all of x once, or multiplies as
+    often without reading."""
     module, lanes = ir.Module(name="probe"), VECTOR_BYTES[isa] // 4
     kind = ir.VectorType(F32, lanes)
     fma = ir.Function(module, ir.FunctionType(kind, [kind] * 3), f"llvm.fmuladd.v{lanes}f32")
@@ -42,15 +44,23 @@ def _emit(isa: str, loads: bool) -> str:
 
 
 def _probe(isa: str, loads: bool) -> Callable[[int, int, int], None]:
-    address = llvm.function(f"probe-{isa}-{CHAINS}-{loads}", "probe", lambda: _emit(isa, loads), isa)
-    return ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)(address)
+    code = llvm.function(f"probe-{isa}-{CHAINS}-{loads}", "probe", lambda: _emit(isa, loads), isa)
+    call = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)(code.address)
+    call.code = code  # type: ignore[attr-defined]  # which keeps it linked
+    return call
 
 
 def limits(target: Target) -> dict[str, float]:
-    """`fma` in floating-point operations a second; `l1`, `l2`, `l3` in bytes a second. The best of many tries: a limit."""
+    """`fma` in floating-point operations a second; `l1`, `l2`, `l3` in bytes a second. The best of many
+    tries: a limit."""
     sizes = {"l1": target.l1_bytes // 2, "l2": target.l2_bytes // 2, "l3": 8 * target.l2_bytes}
     step = CHAINS * target.vector_bytes
-    found = {"fma": _best(_probe(target.isa, False), 1 << 20, 8) / target.vector_bytes * (target.vector_bytes // 4) * 2}
+    found = {
+        "fma": _best(_probe(target.isa, False), 1 << 20, 8)
+        / target.vector_bytes
+        * (target.vector_bytes // 4)
+        * 2
+    }
     for name, size in sizes.items():
         found[name] = _best(_probe(target.isa, True), size // step * step, max(1, (1 << 24) // size))
     return found

@@ -1,12 +1,14 @@
-"""The promises that only a quiet machine can show: never slower, the same choice each time, no queue for the GIL.
+r"""The promises that only a quiet machine can show: never slower, the same choice each time, no queue for the
+GIL.
 
-    python benchmarks/promises.py slower --models resnet50,unet --sparsities 0,0.8,0.95 --rounds 200 --append slower.jsonl
+    python benchmarks/promises.py slower --models resnet50,unet --sparsities 0,0.8,0.95 \
+        --rounds 200 --append slower.jsonl
     python benchmarks/promises.py stable --pattern ../shared/patterns/resnet50-90.npz
     python benchmarks/promises.py busy
 
-`slower` passes where the 95 % interval of the median of aerogel / fastest torch stays below 1.02. `stable` compiles three times:
-total time within 5 %, at least 90 % of the layers on the same method. `busy` passes where the median latency beside a Python
-thread that never sleeps is within 1.5 times the idle one plus 10 ms.
+`slower` passes where the 95 % interval of the median of aerogel / fastest torch stays below 1.02. `stable`
+compiles three times: total time within 5 %, at least 90 % of the layers on the same method. `busy` passes
+where the median latency beside a Python thread that never sleeps is within 1.5 times the idle one plus 10 ms.
 """
 
 from __future__ import annotations
@@ -39,24 +41,39 @@ SMALLER = {"vgg19": 112, "unet": 192, "yolov3": 192, "yolov3spp": 192, "yolov8s"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("promise", choices=["slower", "stable", "busy"])
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--sparsities", default="0,0.8,0.95")
     parser.add_argument("--rounds", type=int, default=200)
-    parser.add_argument("--pattern", type=Path, help="a .npz of real masks for resnet50 (stable, busy); else 90 %% by magnitude")
+    parser.add_argument(
+        "--pattern",
+        type=Path,
+        help="a .npz of real masks for resnet50 (stable, busy); else 90 %% by magnitude",
+    )
     parser.add_argument("--append", type=Path, help="add each result as a line of this file")
     given = parser.parse_args()
     torch.set_num_threads(1)
     results: Iterator[dict[str, Any]]
     if given.promise == "slower":
-        results = (slower(m, float(s), given.rounds) for m in given.models.split(",") for s in given.sparsities.split(","))
+        results = (
+            slower(m, float(s), given.rounds)
+            for m in given.models.split(",")
+            for s in given.sparsities.split(",")
+        )
     else:
         model = make("resnet50")
         model = prune_pattern(model, given.pattern) if given.pattern else prune(model, 0.9)
         results = iter([stable(model) if given.promise == "stable" else busy(model)])
     for result in results:
-        result |= {"promise": given.promise, "date": date.today().isoformat(), "torch": torch.__version__, "commit": commit()}
+        result |= {
+            "promise": given.promise,
+            "date": date.today().isoformat(),
+            "torch": torch.__version__,
+            "commit": commit(),
+        }
         print(json.dumps(result), flush=True)
         if given.append:
             with given.append.open("a") as file:
@@ -65,7 +82,9 @@ def main() -> None:
 
 def commit() -> str:
     """The commit that is measured: a file of results grows over several."""
-    ran = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True)
+    ran = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True
+    )
     return ran.stdout.strip()
 
 
@@ -78,9 +97,9 @@ def slower(name: str, sparsity: float, rounds: int) -> dict[str, Any]:
     low, high = r["interval"][r["fastest"]]
     return {
         "model": name, "sparsity": sparsity, "size": size, "ratio": r["ratio"]["fastest"],
-        "aerogel_over_torch": [1 / high, 1 / low], "kept": 1 / low < 1.02, "sparse_flops": r["sparse_flops"], "error": r["error"],
-        "right": r["error"]["aerogel"] <= 2 * r["error"]["eager"], "how": r["how"], "compile_s": r["compile_s"], "rounds": rounds,
-        "target": r["target"],
+        "aerogel_over_torch": [1 / high, 1 / low], "kept": 1 / low < 1.02, "sparse_flops": r["sparse_flops"],
+        "error": r["error"], "right": r["error"]["aerogel"] <= 2 * r["error"]["eager"], "how": r["how"],
+        "compile_s": r["compile_s"], "rounds": rounds, "target": r["target"],
     }  # fmt: skip
 
 
@@ -94,7 +113,12 @@ def stable(model: torch.nn.Module) -> dict[str, Any]:
     methods = [[c.config.method for c in f.plan.choices] for f in compiled]
     same = float(np.mean([len(set(layer)) == 1 for layer in zip(*methods, strict=True)]))
     spread = float(middle.max() / middle.min() - 1)
-    return {"times_to_first": middle.tolist(), "spread": spread, "same_method": same, "kept": spread < 0.05 and same >= 0.9}
+    return {
+        "times_to_first": middle.tolist(),
+        "spread": spread,
+        "same_method": same,
+        "kept": spread < 0.05 and same >= 0.9,
+    }
 
 
 def busy(model: torch.nn.Module) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Write the tables of README.md and docs/gpu.md from result files: python benchmarks/readme.py [--check]
 
-Each table stands between `<!-- table:NAME -->` and `<!-- /table -->` and comes from benchmarks/results/NAME.json,
-NAME.jsonl or NAME.txt, nothing else.
+Each table stands between `<!-- table:NAME -->` and `<!-- /table -->` and comes from
+benchmarks/results/NAME.json, NAME.jsonl or NAME.txt, nothing else.
 """
 
 from __future__ import annotations
@@ -25,17 +25,22 @@ def layers(result: dict[str, Any]) -> str:
     """The table of benchmarks/layers.py."""
     lines = ["| layer | times | dense, us | direct, us | dense / direct |", "|---|---|---|---|---|"]
     lines += [
-        f"| `{row['conv']}` | {row['count']} | {row['dense_us']:.0f} | {row['direct_us']:.0f} | {row['ratio']:.2f}x |"
+        f"| `{row['conv']}` | {row['count']} | {row['dense_us']:.0f} | {row['direct_us']:.0f} | "
+        f"{row['ratio']:.2f}x |"
         for row in result["layers"]
     ]
     total = f"**{result['ratio']:.2f}x** over the stride-1 layers, each as often as the network has it"
-    return "\n".join([*lines, "", f"{total} ({result['date']}, torch {result['torch']}, `{result['target']}`)."])
+    return "\n".join(
+        [*lines, "", f"{total} ({result['date']}, torch {result['torch']}, `{result['target']}`)."]
+    )
 
 
 def models(results: list[dict[str, Any]]) -> str:
-    """The tables of benchmarks/run.py, one for each machine: of several runs of one thing, the one whose ratio to the fastest is in
-    the middle."""
-    return "\n\n".join(_models([r for r in results if r["target"].startswith(machine)]) for machine in _machines(results))
+    """The tables of benchmarks/run.py, one for each machine: of several runs of one thing, the one whose
+    ratio to the fastest is in the middle."""
+    return "\n\n".join(
+        _models([r for r in results if r["target"].startswith(machine)]) for machine in _machines(results)
+    )
 
 
 def _models(results: list[dict[str, Any]]) -> str:
@@ -49,14 +54,23 @@ def _models(results: list[dict[str, Any]]) -> str:
 
 
 def half(results: list[dict[str, Any]]) -> str:
-    """benchmarks/run.py --dtype: milliseconds and, in brackets, the error, of ourselves and of opponents in every precision."""
+    """benchmarks/run.py --dtype: milliseconds and, in brackets, the error, of ourselves and of opponents in
+    every precision."""
     names = list(dict.fromkeys(n for r in results for n in r["ms"]))
     lines = [f"| | {' | '.join(names)} |", "|---|" + "---|" * len(names)]
     for r in results:
-        cells = " | ".join(f"{r['ms'][n]['p50']:.1f} ({r['error'][n]:.0e})" if n in r["ms"] else "" for n in names)
+        cells = " | ".join(
+            f"{r['ms'][n]['p50']:.1f} ({r['error'][n]:.0e})" if n in r["ms"] else "" for n in names
+        )
         unit = "with AMX" if r["amx"] else "without AMX"
         lines.append(f"| {r['model']} {r['pruning']}, aerogel in {r['dtype']}, {unit} | {cells} |")
-    return "\n".join([*lines, "", *(_where(next(r for r in results if r["target"].startswith(m))) for m in _machines(results))])
+    return "\n".join(
+        [
+            *lines,
+            "",
+            *(_where(next(r for r in results if r["target"].startswith(m))) for m in _machines(results)),
+        ]
+    )
 
 
 def _machines(results: list[dict[str, Any]]) -> list[str]:
@@ -74,7 +88,9 @@ def _runs(results: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
     for r in results:
         batch = "" if r["batch"] == 1 else f", batch {r['batch']}"
         threads = "" if r["threads"] == 1 else f", {r['threads']} threads"
-        runs.setdefault(f"{r['model']} {r['pruning']}, {r['size']} x {r['size']}{batch}{threads}", []).append(r)
+        runs.setdefault(f"{r['model']} {r['pruning']}, {r['size']} x {r['size']}{batch}{threads}", []).append(
+            r
+        )
     return runs
 
 
@@ -89,7 +105,10 @@ def agreement(result: dict[str, Any]) -> str:
     """benchmarks/fashion.py: how many answers are as in f32."""
     lines = ["| | answers as torch's in f32 |", "|---|---|"]
     lines += [f"| {name} | {share:.2%} |" for name, share in result["agreement"].items()]
-    accuracy = f"Accuracy {result['dense_accuracy']:.1%} dense, {result['pruned_accuracy']:.1%} at {result['sparsity']:.0%} zeros"
+    accuracy = (
+        f"Accuracy {result['dense_accuracy']:.1%} dense, {result['pruned_accuracy']:.1%} at "
+        f"{result['sparsity']:.0%} zeros"
+    )
     return "\n".join([*lines, "", f"{accuracy} ({result['date']}, torch {result['torch']})."])
 
 
@@ -98,41 +117,66 @@ def pruned(result: dict[str, Any]) -> str:
     lines = ["| | zeros | accuracy | beside dense | speedup |", "|---|---|---|---|---|"]
     for name, right in result["accuracy"].items():
         change = f"{100 * (right - result['accuracy']['dense']):+.2f} points" if name != "dense" else ""
-        lines.append(f"| {name} | {result['zeros'][name]:.0%} | {right:.2%} | {change} | {result['speedup'][name]:.2f}x |")
+        lines.append(
+            f"| {name} | {result['zeros'][name]:.0%} | {right:.2%} | {change} | "
+            f"{result['speedup'][name]:.2f}x |"
+        )
     seeds = "one seed" if result["seeds"] == 1 else f"mean of {result['seeds']} seeds"
-    return "\n".join([*lines, "", f"{result['parameters']} weights, {seeds} ({result['date']}, `{result['target']}`)."])
+    return "\n".join(
+        [*lines, "", f"{result['parameters']} weights, {seeds} ({result['date']}, `{result['target']}`)."]
+    )
 
 
 def tilewise(result: dict[str, Any]) -> str:
     """benchmarks/tilewise.py, a line for each network."""
-    lines = ["| | layers | chosen layers, dense / tilewise | their share of dense time | all layers |", "|---|---|---|---|---|"]
+    lines = [
+        "| | layers | chosen layers, dense / tilewise | their share of dense time | all layers |",
+        "|---|---|---|---|---|",
+    ]
     for name, own in result["networks"].items():
         count = sum(row["count"] for row in own["layers"])
         lines.append(
-            f"| {name} at {result['sparsity']:.0%} | {count} | {own['ratio']:.2f}x | {own['share']:.0%} | {own['all']:.2f}x |"
+            f"| {name} at {result['sparsity']:.0%} | {count} | {own['ratio']:.2f}x | "
+            f"{own['share']:.0%} | {own['all']:.2f}x |"
         )
-    both = f"Together **{result['ratio']['fp32']:.2f}x** over the chosen layers, {result['all']['fp32']:.2f}x over all, fp32"
+    both = (
+        f"Together **{result['ratio']['fp32']:.2f}x** over the chosen layers, "
+        f"{result['all']['fp32']:.2f}x over all, fp32"
+    )
     return "\n".join([*lines, "", f"{both} ({result['date']}, `{result['target']}`)."])
 
 
 def blockgemm(result: dict[str, Any]) -> str:
     """benchmarks/blockgemm.py: the planted matrix, and the real layers added up."""
     lines = [
-        "| | nonzeros in blocks | after re-pruning | at random | direct / blockgemm | direct / blockgemm re-pruned |",
+        "| | nonzeros in blocks | after re-pruning | at random | direct / blockgemm | direct / "
+        "blockgemm re-pruned |",
         "|---|---|---|---|---|---|",
     ]
     for kind in dict.fromkeys(r["kind"] for r in result["layers"]):
         rows = [r for r in result["layers"] if r["kind"] == kind]
 
         def over(after: str, rows: list[dict[str, Any]] = rows) -> str:
-            first, second = (sum(r["count"] * r["us"][name] for r in rows) for name in ("direct_before", f"blockgemm_{after}"))
+            first, second = (
+                sum(r["count"] * r["us"][name] for r in rows)
+                for name in ("direct_before", f"blockgemm_{after}")
+            )
             return f"{first / second:.2f}x"
 
-        shares = [sum(r["count"] * share(r) for r in rows) / sum(r["count"] for r in rows) for share in _SHARES]
+        shares = [
+            sum(r["count"] * share(r) for r in rows) / sum(r["count"] for r in rows) for share in _SHARES
+        ]
         what = "planted blocks" if kind == "planted" else f"{result['pattern']}, weights {kind}"
-        lines.append(f"| {what} | {' | '.join(f'{s:.0%}' for s in shares)} | {over('before')} | {over('after')} |")
+        lines.append(
+            f"| {what} | {' | '.join(f'{s:.0%}' for s in shares)} | {over('before')} | {over('after')} |"
+        )
     return "\n".join(
-        [*lines, "", f"Re-pruned by {result['loss']:.0%} of each layer's L1 norm ({result['date']}, `{result['target']}`)."]
+        [
+            *lines,
+            "",
+            f"Re-pruned by {result['loss']:.0%} of each layer's L1 norm ({result['date']}, "
+            f"`{result['target']}`).",
+        ]
     )
 
 
@@ -140,17 +184,27 @@ def actsparse(result: dict[str, Any]) -> str:
     """benchmarks/actsparse.py, a line for each layer and kind of zeros."""
     rows = result["rows"]
     shares = ("0 %", "40 %", "60 %", "80 %", "90 %")
-    lines = [f"| zeros | layer | {' | '.join(shares)} | break-even |", "|---|---" + "|---" * (len(shares) + 1) + "|"]
+    lines = [
+        f"| zeros | layer | {' | '.join(shares)} | break-even |",
+        "|---|---" + "|---" * (len(shares) + 1) + "|",
+    ]
     for r in rows:
         even = "never" if r["break_even"] is None else f"{r['break_even']:.0%}"
-        lines.append(f"| {r['kind']} | {r['conv']} | {' | '.join(f'{d / o:.2f}x' for d, o in r['us'])} | {even} |")
+        lines.append(
+            f"| {r['kind']} | {r['conv']} | {' | '.join(f'{d / o:.2f}x' for d, o in r['us'])} | {even} |"
+        )
     said = ", ".join(f"{kind} **{ratio:.2f}x**" for kind, ratio in result["ratio"].items())
-    return "\n".join([*lines, "", f"At 80 % zero vectors, all layers: {said} ({result['date']}, `{result['target']}`)."])
+    return "\n".join(
+        [*lines, "", f"At 80 % zero vectors, all layers: {said} ({result['date']}, `{result['target']}`)."]
+    )
 
 
 def pooling(result: dict[str, Any]) -> str:
     """benchmarks/pooling.py, a line for each pair."""
-    lines = ["| VGG-19 | zeros | direct, apart / together | stridepack, apart / together |", "|---|---|---|---|"]
+    lines = [
+        "| VGG-19 | zeros | direct, apart / together | stridepack, apart / together |",
+        "|---|---|---|---|",
+    ]
     for r in result["pairs"]:
         ratios = " | ".join(f"{a / 1e3:.1f} ms, {a / b:.2f}x" for a, b in r["us"].values())
         lines.append(f"| {r['conv']} | {r['sparsity']:.0%} | {ratios} |")
@@ -162,13 +216,16 @@ def pooling(result: dict[str, Any]) -> str:
 def activity(result: dict[str, Any]) -> str:
     """benchmarks/activity.py, a line for each network and data."""
     lines = [
-        "| network | on | accuracy | zero elements | zero vectors | layers that skip | speedup | by skipping | paper, GPU |",
+        "| network | on | accuracy | zero elements | zero vectors | layers that skip | speedup | "
+        "by skipping | paper, GPU |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for r in result["networks"]:
         ends = f"{r['speedup']:.2f}x | {r['gain']:.2f}x | {r['claim']:.2f}x"
         lines.append(f"| {r['network']} | {r['on']} | {' | '.join(summary(r))} | {ends} |")
-    where = f"Zeros are those of the layer in the middle ({result['date']}, `{result['networks'][0]['target']}`)."
+    where = (
+        f"Zeros are those of the layer in the middle ({result['date']}, `{result['networks'][0]['target']}`)."
+    )
     return "\n".join([*lines, "", where])
 
 
@@ -180,7 +237,9 @@ def gpu_facts(result: dict[str, Any]) -> str:
     ]
     for name, own in result["patterns"].items():
         lines.append(
-            f"| {name} | " + " | ".join(f"{own['best'][k]:.2f}" for k in ("slots_before", "before", "slots", "after")) + " |"
+            f"| {name} | "
+            + " | ".join(f"{own['best'][k]:.2f}" for k in ("slots_before", "before", "slots", "after"))
+            + " |"
         )
     rows = [r for r in result["kernels"] if r["occupancy"] is not None]
     spilled, count = max(r["spilled"] for r in rows), len({r["kernel"] for r in rows})
@@ -191,15 +250,30 @@ def gpu_facts(result: dict[str, Any]) -> str:
     triton, shared = list(result["triton"]), "registers and shared memory"
     kinds = sorted({m for r in triton for m in r["matrix"]})
     low = min(r["occupancy"] for r in triton if r["target"] == "sm_80")
-    said = f"{count} kernels compiled, {spilled} bytes spilled. Occupancy that {shared} allow: {', '.join(allowed)}"
-    said += f". {len({r['kernel'] for r in triton})} programs in Triton: {max(r['spilled'] for r in triton)} bytes spilled, "
+    said = (
+        f"{count} kernels compiled, {spilled} bytes spilled. Occupancy that {shared} allow: "
+        f"{', '.join(allowed)}"
+    )
+    said += (
+        f". {len({r['kernel'] for r in triton})} programs in Triton: "
+        f"{max(r['spilled'] for r in triton)} bytes spilled, "
+    )
     said += f"{', '.join(kinds)}, at least {low:.0%} on sm_80"
     return "\n".join([*lines, "", f"{said} ({result['date']})."])
 
 
 def gpu_model(result: dict[str, Any]) -> str:
     """benchmarks/gpu_model.py: modelled microseconds, and how many times dense f32 and dense f16 that is."""
-    heads = ["network", "batch", "on", "dense f32 / tf32 / f16, us", "direct", "stridepack", "best of each layer", "x dense f32"]
+    heads = [
+        "network",
+        "batch",
+        "on",
+        "dense f32 / tf32 / f16, us",
+        "direct",
+        "stridepack",
+        "best of each layer",
+        "x dense f32",
+    ]
     heads += ["stridepack f16", "x dense f16"]
     lines, others = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"], list[str]()
     for r in result["rows"]:
@@ -209,13 +283,24 @@ def gpu_model(result: dict[str, Any]) -> str:
             taken = ", ".join(f"{n} {m}" for m, n in sorted(chosen.items(), key=lambda one: -one[1]))
             ours = f"{us['direct']:.0f} | {us['stridepack']:.0f} | {us['best f32']:.0f} ({taken})"
             gain, half = us["dense f32"] / us["best f32"], us["stridepack f16"]
-            lines.append(f"{first} {dense} | {ours} | {gain:.2f} | {half:.0f} | {us['dense f16'] / half:.2f} |")
+            lines.append(
+                f"{first} {dense} | {ours} | {gain:.2f} | {half:.0f} | {us['dense f16'] / half:.2f} |"
+            )
             continue
-        for name, beside in (("tilewise tf32", "dense tf32"), ("tilewise f16", "dense f16"), ("best f32", "dense f32")):
+        for name, beside in (
+            ("tilewise tf32", "dense tf32"),
+            ("tilewise f16", "dense f16"),
+            ("best f32", "dense f32"),
+        ):
             if name in us:
-                skips = f"actsparse where it is less ({chosen.get('actsparse')} of {sum(chosen.values())} layers)"
+                skips = (
+                    f"actsparse where it is less ({chosen.get('actsparse')} of {sum(chosen.values())} layers)"
+                )
                 said = skips if name == "best f32" else name
-                others.append(f"{first} {beside} {us[beside]:.0f} | {said} {us[name]:.0f} | {us[beside] / us[name]:.2f} |")
+                others.append(
+                    f"{first} {beside} {us[beside]:.0f} | {said} {us[name]:.0f} | "
+                    f"{us[beside] / us[name]:.2f} |"
+                )
     head = ["", "| network | batch | on | dense, us | ours, us | x dense |", "|---|---|---|---|---|---|"]
     return "\n".join([*lines, *head, *others])
 
@@ -227,8 +312,8 @@ _SHARES: tuple[Callable[[dict[str, Any]], float], ...] = (
 )
 
 TABLES: dict[str, Callable[[Any], str]] = {
-    "explain": said, "layers": layers, "models": models, "half": half, "fashion": agreement, "fashion_mnist": pruned,
-    "tilewise": tilewise, "blockgemm": blockgemm, "actsparse": actsparse, "pooling": pooling,
+    "explain": said, "layers": layers, "models": models, "half": half, "fashion": agreement, "fashion_mnist":
+    pruned, "tilewise": tilewise, "blockgemm": blockgemm, "actsparse": actsparse, "pooling": pooling,
     "activity": activity, "gpu_facts": gpu_facts, "gpu_model": gpu_model,
 }  # fmt: skip
 

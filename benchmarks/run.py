@@ -1,12 +1,14 @@
-"""A whole model: aerogel beside its opponents, interleaved in one run.
+r"""A whole model: aerogel beside its opponents, interleaved in one run.
 
-    python benchmarks/run.py resnet50 --pattern ../shared/patterns/resnet50-90.npz --against torch,inductor,onnxruntime,openvino
+    python benchmarks/run.py resnet50 --pattern ../shared/patterns/resnet50-90.npz \
+        --against torch,inductor,onnxruntime,openvino
     python benchmarks/run.py unet --sparsity 0.9 --rounds 200 --json unet.json
-    python benchmarks/run.py resnet50 --pattern ../shared/patterns/resnet50-95.npz --dtype float16 --against openvino-int8
+    python benchmarks/run.py resnet50 --pattern ../shared/patterns/resnet50-95.npz \
+        --dtype float16 --against openvino-int8
 
-`ratio.NAME` is the median over the rounds of opponent / aerogel, each round's pair taken one after the other; `interval` is its
-95 % interval (bootstrap); `ratio.fastest` is to whichever opponent has the lowest median. `error` is the largest difference to
-float64 over the largest output. Everything here is measured.
+`ratio.NAME` is the median over the rounds of opponent / aerogel, each round's pair taken one after the other;
+`interval` is its 95 % interval (bootstrap); `ratio.fastest` is to whichever opponent has the lowest median.
+`error` is the largest difference to float64 over the largest output. Everything here is measured.
 """
 
 from __future__ import annotations
@@ -39,35 +41,61 @@ QUANTILES = {"min": 0.0, "p25": 0.25, "p50": 0.5}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model", choices=MODELS)
     parser.add_argument("--pattern", type=Path, help="a .npz of real masks")
-    parser.add_argument("--sparsity", type=float, default=0.0, help="magnitude pruning, where there is no pattern")
+    parser.add_argument(
+        "--sparsity", type=float, default=0.0, help="magnitude pruning, where there is no pattern"
+    )
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--size", type=int, help="image side; each model has its usual one")
-    parser.add_argument("--dtype", choices=("float16", "bfloat16"), help="aerogel in half precision; opponents say theirs by name")
     parser.add_argument(
-        "--without-amx", action="store_true", help="keep every oneDNN, torch's and OpenVINO's, from the matrix unit"
+        "--dtype",
+        choices=("float16", "bfloat16"),
+        help="aerogel in half precision; opponents say theirs by name",
+    )
+    parser.add_argument(
+        "--without-amx",
+        action="store_true",
+        help="keep every oneDNN, torch's and OpenVINO's, from the matrix unit",
     )
     parser.add_argument("--tune", default="fast")
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--against", default="torch", help=f"any of {','.join(OPPONENTS)}")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--append", type=Path, help="add the result, without its plan, as a line of this file")
+    parser.add_argument(
+        "--append", type=Path, help="add the result, without its plan, as a line of this file"
+    )
     parser.add_argument("--explain", type=Path, help="write the report, layer by layer, to this file")
     given = parser.parse_args()
     if given.without_amx:
         os.environ["ONEDNN_MAX_CPU_ISA"] = "AVX10_1_512"  # read when oneDNN is first used
     torch.set_num_threads(given.threads)
     model = make(given.model)
-    model = prune_pattern(model, given.pattern) if given.pattern else prune(model, given.sparsity) if given.sparsity else model
+    model = (
+        prune_pattern(model, given.pattern)
+        if given.pattern
+        else prune(model, given.sparsity)
+        if given.sparsity
+        else model
+    )
     size = given.size or MODELS[given.model][1]
     call = example(given.model, given.batch, size)
     dtype = getattr(torch, given.dtype) if given.dtype else None
-    result = compare(model, call, given.against.split(","), given.threads, given.rounds, given.tune, given.explain, dtype)
+    result = compare(
+        model, call, given.against.split(","), given.threads, given.rounds, given.tune, given.explain, dtype
+    )
     what = given.pattern.stem if given.pattern else f"{given.sparsity:.0%}"
-    result |= {"model": given.model, "pruning": what, "batch": given.batch, "size": size, "dtype": given.dtype or "float32"}
+    result |= {
+        "model": given.model,
+        "pruning": what,
+        "batch": given.batch,
+        "size": size,
+        "dtype": given.dtype or "float32",
+    }
     result |= {"amx": "amx" in result["target"] and not given.without_amx, "date": date.today().isoformat()}
     show(result)
     if given.json:
@@ -96,7 +124,9 @@ def compare(
         runs, absent = prepare(against, model, call, threads)
         error = network_error(model, fast, call, runs)
         names = ["aerogel", *runs]
-        times = dict(zip(names, interleaved([lambda: fast(*args, **kwargs), *runs.values()], rounds), strict=True))
+        times = dict(
+            zip(names, interleaved([lambda: fast(*args, **kwargs), *runs.values()], rounds), strict=True)
+        )
     if report is not None:
         report.write_text(f"{aerogel.explain(fast)}\n")
     ours = np.array(times["aerogel"])
@@ -104,25 +134,30 @@ def compare(
     fastest = min(ratios, key=lambda n: float(np.median(times[n])))
     interval = {n: bootstrap(r) for n, r in ratios.items()}
     return {
-        "ms": {n: {q: float(np.quantile(t, v)) / 1e3 for q, v in QUANTILES.items()} for n, t in times.items()},
-        "ratio": {n: float(np.median(r)) for n, r in ratios.items()} | {"fastest": float(np.median(ratios[fastest]))},
-        "interval": interval, "fastest": fastest, "absent": absent, "rounds": rounds, "threads": threads, "compile_s": spent,
-        "error": error, "how": fast.how, "sparse_flops": sparse_share(fast), "plan": json.loads(fast.plan.to_json()),
-        "target": str(fast.plan.target), "torch": torch.__version__,
+        "ms": {n: {q: float(np.quantile(t, v)) / 1e3 for q, v in QUANTILES.items()} for n, t in
+        times.items()}, "ratio": {n: float(np.median(r)) for n, r in ratios.items()} | {"fastest":
+        float(np.median(ratios[fastest]))}, "interval": interval, "fastest": fastest, "absent": absent,
+        "rounds": rounds, "threads": threads, "compile_s": spent, "error": error, "how": fast.how,
+        "sparse_flops": sparse_share(fast), "plan": json.loads(fast.plan.to_json()), "target":
+        str(fast.plan.target), "torch": torch.__version__,
     }  # fmt: skip
 
 
 def network_error(
     model: torch.nn.Module, fast: torch.nn.Module, call: Call, others: Mapping[str, Callable[[], Any]]
 ) -> dict[str, float]:
-    """Largest difference to float64 over the largest output: ours, eager's in whichever of its layouts is further off, others'."""
+    """Largest difference to float64 over the largest output: ours, eager's in whichever of its layouts is
+    further off, others'."""
     leaves = torch.utils._pytree.tree_leaves
     (args, kwargs), double = call, torch.utils._pytree.tree_map(torch.Tensor.double, call)
     exact = leaves(copy.deepcopy(model).double()(*double[0], **double[1]))
     largest = max(float(e.abs().max()) for e in exact)
 
     def worst(got: Any) -> float:
-        off = (float((g - e).abs().max()) if g.shape == e.shape else float("inf") for g, e in zip(leaves(got), exact, strict=True))
+        off = (
+            float((g - e).abs().max()) if g.shape == e.shape else float("inf")
+            for g, e in zip(leaves(got), exact, strict=True)
+        )
         return max(off) / largest
 
     eager = max(worst(run()) for run in prepare(["torch"], model, call, 1)[0].values())
@@ -133,7 +168,11 @@ def network_error(
 def sparse_share(fast: aerogel.Compiled) -> float:
     """Share of the dense convolution FLOPs whose layers run on sparse kernels."""
     total = sum(c.conv.dense_flops for c in fast.plan.choices) if fast.how in ("graph", "parts") else 0
-    return sum(c.conv.dense_flops for c in fast.plan.choices if c.config.method != "dense") / total if total else 0.0
+    return (
+        sum(c.conv.dense_flops for c in fast.plan.choices if c.config.method != "dense") / total
+        if total
+        else 0.0
+    )
 
 
 def bootstrap(ratios: np.ndarray[Any, np.dtype[Any]]) -> tuple[float, float]:
@@ -145,7 +184,9 @@ def bootstrap(ratios: np.ndarray[Any, np.dtype[Any]]) -> tuple[float, float]:
 
 
 def show(result: dict[str, Any]) -> None:
-    table = Table(title=f"{result['model']} {result['pruning']}, batch {result['batch']}, {result['threads']} threads")
+    table = Table(
+        title=f"{result['model']} {result['pruning']}, batch {result['batch']}, {result['threads']} threads"
+    )
     for heading in ("", "min ms", "p50 ms", "over aerogel", "95 % interval"):
         table.add_column(heading, justify="right")
     for name, ms in result["ms"].items():

@@ -1,4 +1,5 @@
-"""Instructions of a kernel's hot loop, counted in its machine code as nvdisasm shows it: what the cost model is held to."""
+"""Instructions of a kernel's hot loop, counted in its machine code as nvdisasm shows it: what the cost model
+is held to."""
 
 from __future__ import annotations
 
@@ -23,10 +24,17 @@ _LABEL = re.compile(r"^\s*(\.L_x_\d+):", re.MULTILINE)
 def hot_loop(text: str) -> Counter[str]:
     """Of the innermost loops the one with most multiplications: its instructions by class."""
     found = [(m.start(), int(m[1], 16), m[2], m[3]) for m in _LINE.finditer(text)]
-    at = {m[1]: next((number for number, one in enumerate(found) if one[0] > m.start()), len(found)) for m in _LABEL.finditer(text)}
+    at = {
+        m[1]: next((number for number, one in enumerate(found) if one[0] > m.start()), len(found))
+        for m in _LABEL.finditer(text)
+    }
     loops = []
     for number, (_, _, name, rest) in enumerate(found):
-        if name.startswith("BRA") and (target := re.search(r"(\.L_x_\d+)", rest)) and at.get(target[1], number + 1) <= number:
+        if (
+            name.startswith("BRA")
+            and (target := re.search(r"(\.L_x_\d+)", rest))
+            and at.get(target[1], number + 1) <= number
+        ):
             loops.append((at[target[1]], number))
     inner = [one for one in loops if not any(o != one and one[0] <= o[0] and o[1] <= one[1] for o in loops)]
     counted = [Counter(kind(name) for _, _, name, _ in found[low : high + 1]) for low, high in inner]

@@ -1,11 +1,14 @@
-"""Tile-wise sparsity on the shapes of real networks: `tilewise` beside the fastest dense convolution, layer by layer.
+"""Tile-wise sparsity on the shapes of real networks: `tilewise` beside the fastest dense convolution, layer
+by layer.
 
-    python benchmarks/tilewise.py --json tilewise.json     needs the pattern files for their shapes; OpenVINO if installed
+    python benchmarks/tilewise.py --json tilewise.json
+        needs the pattern files for their shapes; OpenVINO if installed
 
-Weights are seeded and pruned as `aerogel.prune(pattern="tilewise")` does (TW-2D, 75 %). Dense is the fastest of torch's layouts and
-OpenVINO; ours is the fastest of a few configurations, timed in the same rounds. A network's chosen layers are those where tile-wise
-wins most, down to 70 % of its dense convolution time; `ratio` is summed over those, `all` over every layer. bf16 is measured where
-the CPU has AMX, or where it is asked for (`--dtypes fp32,bf16`; without AMX it is stored in bf16 and summed with FMAs).
+Weights are seeded and pruned as `aerogel.prune(pattern="tilewise")` does (TW-2D, 75 %). Dense is the fastest
+of torch's layouts and OpenVINO; ours is the fastest of a few configurations, timed in the same rounds. A
+network's chosen layers are those where tile-wise wins most, down to 70 % of its dense convolution time;
+`ratio` is summed over those, `all` over every layer. bf16 is measured where the CPU has AMX, or where it is
+asked for (`--dtypes fp32,bf16`; without AMX it is stored in bf16 and summed with FMAs).
 """
 
 from __future__ import annotations
@@ -27,14 +30,17 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from aerogel.candidate import Stats
-from aerogel.methods import dense, direct, tilewise
-from aerogel.problem import Conv, Dtypes
+from aerogel.backends.cpu.trial import candidate
+from aerogel.ir.conv import Conv
+from aerogel.ir.dtypes import Dtypes
+from aerogel.ir.stats import Stats
+from aerogel.ir.target import Target, host
+from aerogel.methods.dense import cpu as dense
+from aerogel.methods.direct import cpu as direct
+from aerogel.methods.tilewise import cpu as tilewise
 from aerogel.pruning.masks import masks
 from aerogel.reference import from_float64
-from aerogel.target import Target, host
 from aerogel.tune.measure import interleaved
-from aerogel.tune.trial import candidate
 from benchmarks.opponents import prepare
 from benchmarks.patterns import distinct, load
 
@@ -43,9 +49,13 @@ CHOSEN = 0.7
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--patterns", type=Path, default=Path(__file__).parents[2] / "shared" / "patterns")
-    parser.add_argument("--networks", default="resnet50-90,vgg19-92", help="pattern files whose shapes are used")
+    parser.add_argument(
+        "--networks", default="resnet50-90,vgg19-92", help="pattern files whose shapes are used"
+    )
     parser.add_argument("--sparsity", type=float, default=0.75)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--configs", type=int, default=6)
@@ -56,7 +66,12 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     target = replace(host(), threads=1)
-    result: dict[str, Any] = {"target": str(target), "sparsity": given.sparsity, "date": date.today().isoformat(), "networks": {}}
+    result: dict[str, Any] = {
+        "target": str(target),
+        "sparsity": given.sparsity,
+        "date": date.today().isoformat(),
+        "networks": {},
+    }
     result |= {"ratio": {}, "all": {}}
     for dtype in given.dtypes.split(","):
         held: list[dict[str, Any]] = []
@@ -82,16 +97,25 @@ def measure(conv: Conv, count: int, target: Target, given: argparse.Namespace) -
     rng = np.random.default_rng(0)
     weight = rng.standard_normal(conv.weight_shape).astype(np.float32)
     weight *= masks({"": torch.from_numpy(np.abs(weight))}, {"": given.sparsity}, "tilewise")[""].numpy()
-    x, bias = rng.standard_normal(conv.x_shape).astype(np.float32), rng.standard_normal(conv.k).astype(np.float32)
+    x, bias = (
+        rng.standard_normal(conv.x_shape).astype(np.float32),
+        rng.standard_normal(conv.k).astype(np.float32),
+    )
     kind = conv.dtypes.input
     held, x_held = (from_float64(array.astype(np.float64), kind) for array in (weight, x))
     stats = Stats.of(held)
-    configs = [*islice(tilewise.configs(conv, target, stats), given.configs), *islice(direct.configs(conv, target, stats), 2)]
+    configs = [
+        *islice(tilewise.configs(conv, target, stats), given.configs),
+        *islice(direct.configs(conv, target, stats), 2),
+    ]
     configs += dense.configs(conv, target, stats)
     calls = [candidate(conv, config, held, x_held, bias, target) for config in configs]
     names = [config.method for config in configs]
     others, absent = prepare(
-        ["openvino" if kind == "f32" else "openvino-bf16"], _module(conv, weight, bias), ((torch.from_numpy(x),), {}), 1
+        ["openvino" if kind == "f32" else "openvino-bf16"],
+        _module(conv, weight, bias),
+        ((torch.from_numpy(x),), {}),
+        1,
     )
     with torch.inference_mode():
         times = interleaved([*calls, *others.values()], given.rounds)
@@ -112,7 +136,9 @@ def measure(conv: Conv, count: int, target: Target, given: argparse.Namespace) -
 
 
 def _module(conv: Conv, weight: Any, bias: Any) -> torch.nn.Module:
-    layer = torch.nn.Conv2d(conv.c, conv.k, (conv.r, conv.s), conv.stride, (conv.pad[0], conv.pad[1]), groups=conv.groups)
+    layer = torch.nn.Conv2d(
+        conv.c, conv.k, (conv.r, conv.s), conv.stride, (conv.pad[0], conv.pad[1]), groups=conv.groups
+    )
     assert layer.bias is not None
     with torch.no_grad():
         layer.weight.copy_(torch.from_numpy(weight))
@@ -138,17 +164,24 @@ def _over(rows: list[dict[str, Any]]) -> float:
 
 def show(result: dict[str, Any]) -> None:
     for name, network in result["networks"].items():
-        table = Table(title=f"{name}: tile-wise at {result['sparsity']:.0%} beside the fastest dense ({result['target']})")
+        table = Table(
+            title=f"{name}: tile-wise at {result['sparsity']:.0%} beside the fastest dense "
+            f"({result['target']})"
+        )
         for heading in ("layer", "times", "dense us", "by", "tilewise us", "direct us", "ratio", "chosen"):
             table.add_column(heading, justify="left" if heading in ("layer", "by") else "right", no_wrap=True)
         for r in network["layers"]:
             figures = (f"{r['dense_us']:.0f}", r["dense"], f"{r['tilewise_us']:.0f}", f"{r['direct_us']:.0f}")
             table.add_row(
-                r["conv"], str(r["count"]), *figures, f"{r['dense_us'] / r['tilewise_us']:.2f}x", "yes" if r["chosen"] else ""
+                r["conv"], str(r["count"]), *figures, f"{r['dense_us'] / r['tilewise_us']:.2f}x", "yes" if
+                r["chosen"] else ""
             )  # fmt: skip
         Console(width=140).print(table)
         share = f"{network['share']:.0%} of dense time"
-        print(f"{name}: {network['ratio']:.2f}x over the chosen layers ({share}), {network['all']:.2f}x over all")
+        print(
+            f"{name}: {network['ratio']:.2f}x over the chosen layers ({share}), "
+            f"{network['all']:.2f}x over all"
+        )
     for dtype, ratio in result["ratio"].items():
         print(f"{dtype}: {ratio:.2f}x over the chosen layers, {result['all'][dtype]:.2f}x over all")
 

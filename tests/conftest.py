@@ -1,14 +1,21 @@
-"""Test runs keep compiled kernels in the checkout, never in the user's own cache; the network is out of reach."""
+"""Test runs keep compiled kernels in the checkout, never in the user's own cache; the network is out of
+reach.
+
+What a run takes (counts, seeds, parts) is said in counts.py and nightly.py; here are the options.
+"""
 
 from __future__ import annotations
 
 import os
 import socket
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests import counts, nightly
 
 os.environ.setdefault("AEROGEL_CACHE", str(Path(__file__).parent.parent / ".pytest_cache" / "aerogel"))
 
@@ -19,16 +26,111 @@ HIDDEN = {
     "onednn": ("torch._C", "_has_mkldnn"),
     "profiler": ("torch.autograd", "_profiler_enabled"),
 }
-"""What of torch is private and yet used, each with a fallback: `pytest --hide NAME` runs every test without it."""
+"""What of torch is private and yet used, each with a fallback: `pytest --hide NAME` runs every test without
+it."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--quick", action="store_true", help="a fiftieth of the suite's cases, to see a change work")
+    parser.addoption("--quick", action="store_true", help="a fiftieth of the counts, to see a change work")
     parser.addoption("--hide", choices=sorted(HIDDEN), help="run without this private part of torch")
-    parser.addoption("--nightly", action="store_true", help="ten times the suite's cases")
+    parser.addoption("--nightly", action="store_true", help="the full counts; writes down what was run")
+    parser.addoption(
+        "--part",
+        type=nightly.fraction,
+        default=(1, 1),
+        metavar="K/N",
+        help="with --nightly: the K-th of N parts",
+    )
+    parser.addoption("--seed", type=int, help="of all random cases (default: from the commit's hash)")
+
+
+TALLY = pytest.StashKey[nightly.Tally]()
+COMMIT = pytest.StashKey[str]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    given = getattr(config, "workerinput", {})  # in a worker of xdist: what the controller found
+    commit = given.get("commit") or counts.commit()
+    asked = given.get("seed", config.getoption("--seed"))
+    mode = "nightly" if config.getoption("--nightly") else "quick" if config.getoption("--quick") else "ci"
+    if config.getoption("--part") != (1, 1) and mode != "nightly":
+        raise pytest.UsageError("--part goes with --nightly")
+    counts.choose(mode, counts.seed_of(commit) if asked is None else asked)
+    config.stash[COMMIT] = commit
+    if not hasattr(config, "workerinput"):
+        config.stash[TALLY] = nightly.Tally()
+        config.pluginmanager.register(Watch(config.stash[TALLY]))
+    config.addinivalue_line("markers", "turns(n): CI runs it with one commit of n")
+    _hide(config)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    node.workerinput |= {"seed": counts.seed(), "commit": node.config.stash[COMMIT]}
+
+
+class Watch:
+    """On the controller: every report goes into the tally."""
+
+    def __init__(self, tally: nightly.Tally) -> None:
+        self.tally = tally
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.tally.take(report.outcome, str(report.when), report.user_properties)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """The first line of every run, whatever else -q leaves out."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is not None and TALLY in session.config.stash:
+        commit = session.config.stash[COMMIT][:12] or "not known"
+        reporter.write_line(
+            f"seed {counts.seed()}, {counts.mode()} counts, commit {commit}; repeat with --seed "
+            f"{counts.seed()}"
+        )
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    failed = [report.nodeid for report in terminalreporter.stats.get("failed", [])]
+    how = "" if counts.mode() == "ci" else f"--{counts.mode()} "
+    for name in failed[:10]:
+        terminalreporter.write_line(f"repeat with: pytest {how}--seed {counts.seed()} '{name}'")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    part, parts = config.getoption("--part")
+    of = nightly.dealt([item.nodeid for item in items], parts)
+    turns = {item.nodeid: item.get_closest_marker("turns") for item in items}
+    wanted = {
+        name
+        for name, mark in turns.items()
+        if of[name] == part and (mark is None or counts.turn(name, *mark.args))
+    }
+    config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in wanted])
+    items[:] = [item for item in items if item.nodeid in wanted]
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    config = session.config
+    if counts.mode() == "nightly" and TALLY in config.stash and any(config.stash[TALLY].tests.values()):
+        nightly.append(
+            config.stash[TALLY].line(config.stash[COMMIT], "{}/{}".format(*config.getoption("--part")))
+        )
+
+
+@pytest.fixture
+def ran(request: pytest.FixtureRequest) -> Callable[[str, int], None]:
+    """ran(name, many): for the night's line. Said before the work, so that what fails is counted as well."""
+
+    def note(name: str, many: int) -> None:
+        assert name.partition(": ")[0] in counts.FULL, name
+        request.node.user_properties.append(("ran", (name, many)))
+
+    return note
+
+
+def _hide(config: pytest.Config) -> None:
     name = config.getoption("--hide")
     if not name:
         return
@@ -48,7 +150,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _for_torch_only(name: str, hidden: str, real: object) -> object:
-    """A name of torch.autograd that torch itself (dynamo asks for it too) still finds, and nobody else does."""
+    """A name of torch.autograd that torch itself (dynamo asks for it too) still finds, and nobody else
+    does."""
     if name == hidden and sys._getframe(2).f_globals["__name__"].startswith("torch."):
         return real
     raise AttributeError(name)

@@ -1,4 +1,5 @@
-"""Sixty ONNX files made to do harm, read one after the other under a limit of memory and time: python -m tests.hostile FOLDER
+"""Sixty ONNX files made to do harm, read one after the other under a limit of memory and time: python -m
+tests.hostile FOLDER
 
 Prints a JSON object: the name of each file and what came of it.
 """
@@ -22,7 +23,13 @@ F32, I64 = TensorProto.FLOAT, TensorProto.INT64
 HUGE = 2**40
 
 
-def model(nodes: list[Any], shape: Any = (1, 3, 8, 8), initializers: Any = (), opset: int = 17, outputs: Any = ("y",)) -> Any:
+def model(
+    nodes: list[Any],
+    shape: Any = (1, 3, 8, 8),
+    initializers: Any = (),
+    opset: int = 17,
+    outputs: Any = ("y",),
+) -> Any:
     given = helper.make_tensor_value_info("x", F32, shape)
     made = [helper.make_tensor_value_info(o, F32, None) for o in outputs]
     graph = helper.make_graph(nodes, "g", [given], made, list(initializers))
@@ -53,7 +60,10 @@ def outside(location: str, **said: int) -> Any:
 
 
 def raw(dims: list[int], content: bytes, kind: int = F32) -> Any:
-    return model([node("Conv", "x", "w")], initializers=[TensorProto(name="w", data_type=kind, dims=dims, raw_data=content)])
+    return model(
+        [node("Conv", "x", "w")],
+        initializers=[TensorProto(name="w", data_type=kind, dims=dims, raw_data=content)],
+    )
 
 
 def sized(op: str, *values: Any, data: bool = True, **attributes: Any) -> Any:
@@ -67,7 +77,9 @@ def nested(deep: int) -> Any:
     inner = helper.make_graph([node("Relu", "x")], "g", [], [helper.make_tensor_value_info("y", F32, None)])
     for _ in range(deep):
         both = {"then_branch": inner, "else_branch": inner}
-        inner = helper.make_graph([node("If", "c", **both)], "g", [], [helper.make_tensor_value_info("y", F32, None)])
+        inner = helper.make_graph(
+            [node("If", "c", **both)], "g", [], [helper.make_tensor_value_info("y", F32, None)]
+        )
     return model(list(inner.node), initializers=[array("c", True, bool)])
 
 
@@ -78,7 +90,10 @@ def looped() -> Any:
         [info("i", I64, []), info("go", TensorProto.BOOL, []), info("v", F32, None)],
         [info("more", TensorProto.BOOL, []), info("w", F32, None)],
     )  # fmt: skip
-    return model([node("Loop", "n", "t", "x", body=body)], initializers=[array("n", 2**62, np.int64), array("t", True, bool)])
+    return model(
+        [node("Loop", "n", "t", "x", body=body)],
+        initializers=[array("n", 2**62, np.int64), array("t", True, bool)],
+    )
 
 
 def files(folder: Path) -> Iterator[tuple[str, Any]]:
@@ -88,7 +103,18 @@ def files(folder: Path) -> Iterator[tuple[str, Any]]:
     os.symlink(folder / "secret", inside / "link")
     (inside / "short").write_bytes(b"\0" * 16)
     (inside / "good").write_bytes(b"\0" * 432)
-    for name in ("../secret", "a/../../secret", str(folder / "secret"), "link", "", ".", "none", "/dev/zero", "..", "//secret"):
+    for name in (
+        "../secret",
+        "a/../../secret",
+        str(folder / "secret"),
+        "link",
+        "",
+        ".",
+        "none",
+        "/dev/zero",
+        "..",
+        "//secret",
+    ):
         yield f"external {name.replace(str(folder), 'FOLDER')}", outside(name)
     yield "external too short", outside("short")
     yield "external far away", outside("good", offset=HUGE)
@@ -101,7 +127,10 @@ def files(folder: Path) -> Iterator[tuple[str, Any]]:
     yield "too few bytes", raw([4, 3, 3, 3], b"\0" * 8)
     yield "too many bytes", raw([1, 1, 1, 1], b"\0" * 800)
     yield "no such type", raw([4, 3, 3, 3], b"\0" * 432, 99)
-    yield "texts", model([node("Identity", "w")], initializers=[numpy_helper.from_array(np.array([b"x"], object), "w")])
+    yield (
+        "texts",
+        model([node("Identity", "w")], initializers=[numpy_helper.from_array(np.array([b"x"], object), "w")]),
+    )
     yield "stride of zero", conv(strides=[0, 0])
     yield "negative stride", conv(strides=[-1, 1])
     yield "dilation of zero", conv(dilations=[0, 1])
@@ -114,9 +143,15 @@ def files(folder: Path) -> Iterator[tuple[str, Any]]:
     yield "negative groups", conv(group=-1)
     yield "kernel of another shape", conv(kernel_shape=[99, 99])
     yield "weight of another rank", model([node("Conv", "x", "w")], initializers=[weight(4, 3)])
-    yield "weight of nine dimensions", model([node("Conv", "x", "w")], initializers=[weight(1, 3, 1, 1, 1, 1, 1, 1, 1)])
+    yield (
+        "weight of nine dimensions",
+        model([node("Conv", "x", "w")], initializers=[weight(1, 3, 1, 1, 1, 1, 1, 1, 1)]),
+    )
     yield "channels that do not fit", model([node("Conv", "x", "w")], initializers=[weight(4, 7, 3, 3)])
-    yield "bias of another length", model([node("Conv", "x", "w", "b")], initializers=[weight(4, 3, 3, 3), array("b", np.ones(9))])
+    yield (
+        "bias of another length",
+        model([node("Conv", "x", "w", "b")], initializers=[weight(4, 3, 3, 3), array("b", np.ones(9))]),
+    )
     yield "empty filters", model([node("Conv", "x", "w")], initializers=[weight(0, 3, 3, 3)])
     yield "reads what is not there", model([node("Relu", "z")])
     yield "reads what comes later", model([node("Relu", "z"), node("Relu", "x", outputs=["z"])])
@@ -141,14 +176,20 @@ def files(folder: Path) -> Iterator[tuple[str, Any]]:
     yield "cut into too much", model([node("Split", "x", "s")], initializers=[array("s", [99, 99], np.int64)])
     yield "turned to nowhere", model([node("Transpose", "x", perm=[0, 0, 9, -7])])
     yield "joined nowhere", model([node("Concat", "x", "x", axis=77)])
-    yield "enlarged without end", model([node("Resize", "x", "", "s")], initializers=[array("s", [1, 1, 1e12, 1e12])])
+    yield (
+        "enlarged without end",
+        model([node("Resize", "x", "", "s")], initializers=[array("s", [1, 1, 1e12, 1e12])]),
+    )
     yield "shrunk to less", model([node("Resize", "x", "", "s")], initializers=[array("s", [1, 1, -2, 0])])
     yield "cast to nothing", model([node("Cast", "x")])
     yield "pooled by a huge window", model([node("MaxPool", "x", kernel_shape=[2**31, 2**31])])
     yield "pooled by nothing", model([node("MaxPool", "x", kernel_shape=[0, 0])])
     yield "a loop without end", looped()
     yield "graphs within graphs", nested(14)
-    yield "a long name", model([node("Conv", "x", "w", name="%s{}\n\0;define" * 2000)], initializers=[weight(4, 3, 3, 3)])
+    yield (
+        "a long name",
+        model([node("Conv", "x", "w", name="%s{}\n\0;define" * 2000)], initializers=[weight(4, 3, 3, 3)]),
+    )
     whole = conv().SerializeToString()
     yield "half a file", whole[: len(whole) // 2]
     yield "no file", b""
@@ -161,7 +202,10 @@ def judged(path: Path) -> str:
     import aerogel
 
     try:
-        aerogel.compile(path, tune="off", progress=False)
+        fast = aerogel.compile(path, tune="off", progress=False)
+        assert fast.captured is not None
+        args, kwargs = fast.captured.filled()
+        fast(*args, **kwargs)
     except AerogelError as why:
         return type(why).__name__
     except BaseException as why:

@@ -1,4 +1,5 @@
-"""Sparse feature maps: what is counted as zero, when the method refuses, what happens when the data changes."""
+"""Sparse feature maps: what is counted as zero, when the method refuses, what happens when the data
+changes."""
 
 from __future__ import annotations
 
@@ -13,17 +14,20 @@ import torch
 from torch import nn
 
 import aerogel
-from aerogel.candidate import Config, Idle, Stats
+from aerogel.backends import watch
+from aerogel.backends.cpu import threads as pool
+from aerogel.backends.cpu.trial import built, rotating
 from aerogel.errors import InvalidFile
-from aerogel.methods import actsparse, dense
-from aerogel.plan import Plan, Timing
-from aerogel.problem import Conv
+from aerogel.ir.config import Config
+from aerogel.ir.conv import Conv
+from aerogel.ir.plan import Plan, Timing
+from aerogel.ir.stats import Idle, Stats
+from aerogel.ir.target import Target, here_levels, host
+from aerogel.methods.actsparse import cpu as actsparse
+from aerogel.methods.dense import cpu as dense
 from aerogel.reference import reference
-from aerogel.runtime import pool, watch
-from aerogel.target import here_levels, host
 from aerogel.tune import activity
-from aerogel.tune.trial import built, rotating
-from tests.small_models import right
+from tests.small_models import right, runs
 
 CONV = Conv.parse("n1c32h14w14k40r3s3u1p1+bias+relu")
 IDLE = Idle(90, 90, 90)
@@ -48,7 +52,9 @@ def test_zeros_are_counted_at_three_grains() -> None:
 def test_refusals_name_the_property() -> None:
     weight, _, _ = _numbers(CONV)
     assert "compile(calibration=...)" in str(actsparse.refuse(CONV, host(), Stats.of(weight)))
-    assert "3 % of its input's vectors" in str(actsparse.refuse(CONV, host(), Stats.of(weight, Idle(40, 3, 0))))
+    assert "3 % of its input's vectors" in str(
+        actsparse.refuse(CONV, host(), Stats.of(weight, Idle(40, 3, 0)))
+    )
     half = Conv.parse("n1c16h6w6k70r3s3u1p1:f16.f16.f16.f16")
     assert "summed in f32" in str(actsparse.refuse(half, host(), Stats.of(weight, IDLE)))
     assert actsparse.refuse(CONV, host(), Stats.of(weight, IDLE)) is None
@@ -56,7 +62,8 @@ def test_refusals_name_the_property() -> None:
 
 @pytest.mark.parametrize("isa", here_levels())
 def test_every_panel_is_exact(isa: str) -> None:
-    """Every number of filters, width and block that is offered, dense weights and unstructured ones, an empty filter among them."""
+    """Every number of filters, width and block that is offered, dense weights and unstructured ones, an empty
+    filter among them."""
     target, (weight, x, bias) = host().lower(isa), _numbers(CONV)
     x[:, ::3] = 0
     x[:, 1, 3:9] = -0.0
@@ -111,19 +118,20 @@ def _model() -> nn.Sequential:
 def _planned(model: nn.Module, x: torch.Tensor, most: float) -> aerogel.Compiled:
     """Both layers skip zeros, with such a limit."""
     found, timing = aerogel.compile(model, x, tune="off").plan, Timing(1.0, 1.0, 1.0, 1)
+    assert isinstance(found.target, Target)
     choices = []
     for choice in found.choices:
         weight = np.ones(choice.conv.weight_shape, np.float32)
         config = next(actsparse.configs(choice.conv, found.target, Stats.of(weight, IDLE)))
         other = next(dense.configs(choice.conv, found.target, Stats.of(weight)))
         tried = ((config, timing), (other, timing))
-        choices.append(replace(choice, config=config, tried=tried, idle=IDLE, most=most))
+        choices.append(replace(choice, config=config, tried=tried, idle=IDLE, limit=most))
     return aerogel.compile(model, x, plan=replace(found, choices=tuple(choices)))
 
 
 def _skipped(fast: aerogel.Compiled) -> bool:
     """Whether the next call skips, without taking it."""
-    return fast._watch._left == 0
+    return bool(runs(fast)._watch._paused == 0)
 
 
 def test_dense_data_falls_back_and_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,7 +156,10 @@ def test_dense_data_falls_back_and_comes_back(monkeypatch: pytest.MonkeyPatch) -
         right(model, fast, full)
     right(model, fast, empty)
     assert _skipped(fast)
-    methods = [{s.label.split()[0] for p in program.parts for s in p.natives} for program in fast._programs.values()]
+    methods = [
+        {s.label.split()[0] for p in program.parts for s in p.natives}
+        for program in runs(fast).programs.values()
+    ]
     assert sorted("actsparse" in m for m in methods) == [False, True]
 
 
@@ -156,12 +167,14 @@ def test_a_pooled_layer_is_watched_too() -> None:
     model = nn.Sequential(*_model(), nn.MaxPool2d(2)).eval()
     full = torch.rand(1, 8, 14, 14) + 0.1
     plan = _planned(model, full, 0.2).plan
-    fast = aerogel.compile(model, full, plan=replace(plan, choices=tuple(replace(c, pooled=True) for c in plan.choices)))
+    fast = aerogel.compile(
+        model, full, plan=replace(plan, choices=tuple(replace(c, pooled=True) for c in plan.choices))
+    )
     right(model, fast, full)
-    (program,) = fast._programs.values()
+    (program,) = runs(fast).programs.values()
     assert any("pooled" in s.label for part in program.parts for s in part.natives)
-    fast._watch._limits.pop(plan.choices[0].node)  # only the pooled one counts
-    fast._watch._left = 0
+    runs(fast)._watch._limits.pop(plan.choices[0].node)  # only the pooled one counts
+    runs(fast)._watch._paused = 0
     right(model, fast, full)
     assert not _skipped(fast)
 
@@ -170,7 +183,9 @@ def test_a_pooled_layer_is_watched_too() -> None:
 def test_a_limit_is_a_share_and_has_a_way_back(most: float) -> None:
     fast = _planned(_model(), torch.rand(1, 8, 14, 14), 0.5)
     with pytest.raises(InvalidFile, match="limit"):
-        Plan.from_json(replace(fast.plan, choices=tuple(replace(c, most=most) for c in fast.plan.choices)).to_json())
+        Plan.from_json(
+            replace(fast.plan, choices=tuple(replace(c, limit=most) for c in fast.plan.choices)).to_json()
+        )
     alone = tuple(replace(c, tried=c.tried[:1]) for c in fast.plan.choices)
     with pytest.raises(InvalidFile, match="nothing else was timed"):
         Plan.from_json(replace(fast.plan, choices=alone).to_json())
@@ -207,9 +222,12 @@ def one_thread() -> Iterator[None]:
 
 @pytest.mark.usefixtures("one_thread")
 def test_calibration_lets_the_method_win(tmp_path: Path) -> None:
-    """Most channels of the second layer's input are dead; three times fewer multiplications win by a margin no noise reaches."""
+    """Most channels of the second layer's input are dead; three times fewer multiplications win by a margin
+    no noise reaches."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(3, 128, 3, 1, 1), nn.ReLU(), nn.Conv2d(128, 128, 3, 1, 1), nn.ReLU()).eval()
+    model = nn.Sequential(
+        nn.Conv2d(3, 128, 3, 1, 1), nn.ReLU(), nn.Conv2d(128, 128, 3, 1, 1), nn.ReLU()
+    ).eval()
     x = torch.rand(1, 3, 28, 28)
     with torch.no_grad():
         model[0].get_parameter("bias")[:116] = -50
@@ -221,8 +239,8 @@ def test_calibration_lets_the_method_win(tmp_path: Path) -> None:
     assert second.config.method == "actsparse"
     assert second.idle is not None
     assert second.idle.vectors >= 90
-    assert second.most is not None
-    assert second.most > 0.2
+    assert second.limit is not None
+    assert second.limit > 0.2
     right(model, fast, x)
 
 

@@ -1,4 +1,5 @@
-"""advise() and reprune(): measured on a small model, so only what does not depend on the clock is asserted."""
+"""advise() and reprune(): measured on a small model, so only what does not depend on the clock is
+asserted."""
 
 from __future__ import annotations
 
@@ -11,13 +12,16 @@ import torch
 from torch import nn
 
 import aerogel
-from aerogel import repruning as module
-from aerogel.advice import Advice, LayerAdvice, _even, _recipe
+from aerogel.pruning import reprune as module
+from aerogel.pruning.advise import Advice, LayerAdvice, _even, _recipe
 
 
 def _model(filters: int = 64) -> nn.Module:
     torch.manual_seed(0)
-    first, second = nn.Conv2d(16, filters, 3, padding=1, bias=False), nn.Conv2d(filters, filters, 3, padding=1)
+    first, second = (
+        nn.Conv2d(16, filters, 3, padding=1, bias=False),
+        nn.Conv2d(filters, filters, 3, padding=1),
+    )
     return nn.Sequential(first, nn.BatchNorm2d(filters), nn.ReLU(), second).eval()
 
 
@@ -38,7 +42,9 @@ def test_every_point_is_measured(advice: Advice) -> None:
         assert all(us > 0 for us in layer.us.values())
         assert layer.lost["unstructured", 0.6] < layer.lost["tilewise", 0.6] < layer.lost["tilewise", 0.95]
         assert layer.lost["unstructured", 0.95] == pytest.approx(0.95**2, abs=0.02), "weights drawn evenly"
-    assert all(us <= advice.torch_us for us in advice.model_us.values()), "never slower: compile() would keep torch"
+    assert all(us <= advice.torch_us for us in advice.model_us.values()), (
+        "never slower: compile() would keep torch"
+    )
     assert "0.6" in str(advice.to_dict())
     assert "60% zeros" in str(advice)
 
@@ -79,7 +85,8 @@ def test_a_recipe_takes_least_weight_for_the_time() -> None:
     """Two layers alike, but one of them loses less: it goes first, and the other only if it must."""
     point = ("unstructured", 0.9)
     layers = [
-        LayerAdvice(name, "", 100.0, {point: 10.0}, {point: lost}, {"unstructured": 0.5}) for name, lost in (("a", 0.8), ("b", 0.5))
+        LayerAdvice(name, "", 100.0, {point: 10.0}, {point: lost}, {"unstructured": 0.5})
+        for name, lost in (("a", 0.8), ("b", 0.5))
     ]
     recipe, predicted = _recipe(layers, 200.0, {point: 20.0}, 1.5)
     assert recipe == {"b": point}
@@ -146,7 +153,7 @@ def test_repruning_keeps_the_score() -> None:
 
 
 def _held(model: nn.Module, name: str) -> tuple[Any, ...]:
-    from aerogel.problem import Conv
+    from aerogel.ir.conv import Conv
 
     weight = torch.as_tensor(model.get_submodule(name).weight).detach().numpy()
     conv = Conv(weight.shape[1], weight.shape[0], 3, 3, pad=(1, 1, 1, 1), n=1, h=28, w=28)
@@ -155,12 +162,14 @@ def _held(model: nn.Module, name: str) -> tuple[Any, ...]:
 
 def test_leftovers_are_outside_blocks_and_light() -> None:
     """A dense block is left alone; of the rest the lightest go, until the budget is spent."""
-    from aerogel.problem import Conv
+    from aerogel.ir.conv import Conv
 
     conv = Conv(64, 64, n=1, h=8, w=8)
     weight = np.zeros((64, 64), np.float32)
     weight[:32, :8] = 0.001
-    weight[:, 40:50] = np.random.default_rng(0).random((64, 10)) * (np.random.default_rng(1).random((64, 10)) < 0.2)
+    weight[:, 40:50] = np.random.default_rng(0).random((64, 10)) * (
+        np.random.default_rng(1).random((64, 10)) < 0.2
+    )
     order = module.leftovers(weight.reshape(conv.weight_shape), conv, 0.1)
     assert (order % 64 >= 40).all()
     assert np.abs(weight.reshape(-1)[order]).sum() <= 0.1 * np.abs(weight).sum()

@@ -1,4 +1,5 @@
-"""Tiles on AMX: the code is compiled for it and looked at; it runs with the tile instructions emulated where no CPU has them."""
+"""Tiles on AMX: the code is compiled for it and looked at; it runs with the tile instructions emulated where
+no CPU has them."""
 
 from __future__ import annotations
 
@@ -8,16 +9,22 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from aerogel.candidate import Stats
-from aerogel.codegen import amx, blocks, llvm
+from aerogel.codegen.cpu import amx, blocks, llvm
+from aerogel.codegen.cpu.abi import Code
 from aerogel.errors import PlanMismatch
-from aerogel.methods import Method, blockgemm, tilewise
-from aerogel.problem import Conv, Dtypes
-from aerogel.target import Target, here_levels, host
+from aerogel.ir.conv import Conv
+from aerogel.ir.dtypes import Dtypes
+from aerogel.ir.stats import Stats
+from aerogel.ir.target import Target, here_levels, host
+from aerogel.methods import CpuForm
+from aerogel.methods.blockgemm import cpu as blockgemm
+from aerogel.methods.tilewise import cpu as tilewise
 from tests.suite import run
 from tests.suite.cases import case
 
-CODE = blocks.BlocksCode("avx512", Dtypes.of("bf16"), 4, ("bias", "relu"), width=amx.WIDTH, filters=amx.FILTERS)
+CODE = blocks.BlocksCode(
+    "avx512", Dtypes.of("bf16"), 4, ("bias", "relu"), width=amx.WIDTH, filters=amx.FILTERS
+)
 WITH = Target("avx512", ("amx_bf16", "f16c"))
 CONV = Conv.parse("n1c64h14w14k64r3s3u1p1:bf16.bf16.f32.bf16")
 
@@ -27,9 +34,11 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Kernels for AMX are made with plain loops in the place of its instructions; which ones, in a list."""
     made: list[str] = []
 
-    def function(code: blocks.BlocksCode) -> int:
+    def function(code: blocks.BlocksCode) -> Code:
         made.append(str(code))
-        return llvm.function(f"emulated-{code}", blocks.ENTRY, lambda: amx.emit(code, emulated=True), code.isa)
+        return llvm.function(
+            f"emulated-{code}", blocks.ENTRY, lambda: amx.emit(code, emulated=True), code.isa
+        )
 
     if "avx512" not in here_levels():
         pytest.skip("emulated tiles use AVX-512")
@@ -38,9 +47,12 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_the_engine_does_the_work() -> None:
-    """A product for each load of a tile, as many of each as the loop is unrolled; the engine is configured and given back."""
+    """A product for each load of a tile, as many of each as the loop is unrolled; the engine is configured
+    and given back."""
     found = llvm.object_code(amx.emit(CODE), "avx512", amx=True)
-    loads, products = (len(re.findall(code, found, re.DOTALL)) for code in (rb"\xc4.\x7b\x4b", rb"\xc4\xe2[\x42\x4a]\x5c"))
+    loads, products = (
+        len(re.findall(code, found, re.DOTALL)) for code in (rb"\xc4.\x7b\x4b", rb"\xc4\xe2[\x42\x4a]\x5c")
+    )
     assert loads == products >= 4
     assert b"\xc4\xe2\x78\x49\xc0" in found, "tilerelease"
 
@@ -50,21 +62,29 @@ def test_configurations_for_amx_come_first_where_it_is() -> None:
     stats = Stats.of(weight)
     for module in (tilewise, blockgemm):
         assert next(module.configs(CONV, WITH, stats))["filters"] == amx.FILTERS
-        for conv, target in ((CONV, replace(WITH, extras=("f16c",))), (Conv.parse("n1c64h14w14k64r3s3u1p1"), WITH)):
+        for conv, target in (
+            (CONV, replace(WITH, extras=("f16c",))),
+            (Conv.parse("n1c64h14w14k64r3s3u1p1"), WITH),
+        ):
             assert all(config["filters"] != amx.FILTERS for config in module.configs(conv, target, stats))
 
 
 @pytest.mark.parametrize("module", [tilewise, blockgemm], ids=["tilewise", "blockgemm"])
 @pytest.mark.parametrize("kind", ["half", "half-edges", "half-special"])
-def test_emulated_tiles_are_right(module: Method, kind: str, emulated: list[str]) -> None:
-    """The suite's cases in bf16: guard pages, exact integers, the bound, NaN and Inf, every configuration for AMX."""
+def test_emulated_tiles_are_right(module: CpuForm, kind: str, emulated: list[str]) -> None:
+    """The suite's cases in bf16: guard pages, exact integers, the bound, NaN and Inf, every configuration for
+    AMX."""
     target, ran = replace(host(), extras=("amx_bf16", *host().extras)), 0
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run, "_in_suite", lambda offered, case: [c for c in offered if c["filters"] == amx.FILTERS])
+        patch.setattr(
+            run, "_in_suite", lambda offered, case: [c for c in offered if c["filters"] == amx.FILTERS]
+        )
         for seed in range(150):
             one = case(kind, seed, 12)
             if (one.conv.dtypes.input, one.conv.dtypes.weight) == ("bf16", "bf16"):
-                assert run.faults(module, target, one, run.Expected(one)) is None, run.describe(module.NAME, "avx512", one)
+                assert run.faults(module, target, one, run.Expected(one)) is None, run.describe(
+                    module.NAME, "avx512", one
+                )
                 ran += 1
     assert ran >= 20
     assert emulated
@@ -79,4 +99,6 @@ def test_code_for_amx_is_refused_without_it() -> None:
     weight = np.zeros(CONV.weight_shape, np.uint16)
     reads, writes = tilewise.layouts(CONV, config, WITH, (0, 0, 0, 0))
     with pytest.raises(PlanMismatch, match="for AMX in bf16"):
-        tilewise.build(tilewise.pack(weight, CONV, config), CONV, config, host().lower("avx512"), reads, writes)
+        tilewise.build(
+            tilewise.pack(weight, CONV, config), CONV, config, host().lower("avx512"), reads, writes
+        )

@@ -72,7 +72,9 @@ def test_the_budget_is_the_users(model: Faint, inputs: list[Tensor]) -> None:
     assert kept.score == (1, 1)
     assert [one.limit for one in kept.layers] == [0]
     free = aerogel.boost(model, inputs, evaluate=lambda _: 1.0)
-    assert free.layers[0].limit > aerogel.boost(model, inputs).layers[0].limit, "a budget that nothing spends is spent whole"
+    assert free.layers[0].limit > aerogel.boost(model, inputs).layers[0].limit, (
+        "a budget that nothing spends is spent whole"
+    )
 
 
 def test_what_cannot_be_boosted_is_said(model: Faint, inputs: list[Tensor]) -> None:

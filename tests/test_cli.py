@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from aerogel.cli.doctor import cpu_quota
 from aerogel.cli.main import app
 from aerogel.methods import METHODS
 
@@ -29,7 +28,18 @@ def test_methods_lists_every_method_with_its_paper() -> None:
 def test_doctor_speaks_in_sentences() -> None:
     result = run(app, ["doctor", "--json"])
     findings = {f["what"]: f for f in json.loads(result.stdout)}
-    assert {"versions", "CPU", "caches", "thread pool", "threads", "dense", "GPU", "cache folder", "environment"} == set(findings)
+    assert {
+        "versions",
+        "CPU",
+        "caches",
+        "thread pool",
+        "threads",
+        "dense",
+        "GPU",
+        "triton",
+        "cache folder",
+        "environment",
+    } == set(findings)
     assert result.exit_code == (0 if all(f["good"] for f in findings.values()) else 1)
     assert "cores" in findings["threads"]["says"]
     assert "thread pool" in run(app, ["doctor"]).stdout
@@ -42,24 +52,6 @@ def test_help_and_version() -> None:
         assert not verb or verb[0] in ("doctor", "methods") or "Example:" in result.stdout
     assert run(app, ["--version"]).stdout.startswith("aerogel 0.")
     assert run(app, ["dokter"]).exit_code == 2
-
-
-@pytest.mark.parametrize(
-    ("files", "wanted"),
-    [
-        ({"cpu.max": "max 100000"}, None),
-        ({"cpu.max": "150000 100000"}, 1.5),
-        ({"cpu/cpu.cfs_quota_us": "200000", "cpu/cpu.cfs_period_us": "100000"}, 2.0),
-        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, None),
-        ({}, None),
-        ({"cpu.max": "rubbish"}, None),
-    ],
-)
-def test_cpu_quota(tmp_path: Path, files: dict[str, str], wanted: float | None) -> None:
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
-    assert cpu_quota(tmp_path) == wanted
 
 
 BUILD = """
@@ -89,7 +81,23 @@ def test_compile_explain_and_bench_a_module(built: str, tmp_path: Path) -> None:
     said = run(app, ["explain", "m.aero", "--json"])
     assert [row["sparsity"] for row in json.loads(said.stdout)["layers"]] == [0.0, 0.0]
     assert "no layer is called 'z'" in run(app, ["explain", "m.aero", "--layer", "z"]).stderr
-    timed = run(app, ["bench", built, "--sparsity", "0.9", "--rounds", "3", "--tune", "off", "--batch", "1,2", "--json", *shape])
+    timed = run(
+        app,
+        [
+            "bench",
+            built,
+            "--sparsity",
+            "0.9",
+            "--rounds",
+            "3",
+            "--tune",
+            "off",
+            "--batch",
+            "1,2",
+            "--json",
+            *shape,
+        ],
+    )
     assert timed.exit_code == 0, timed.output
     results = json.loads(timed.stdout)
     assert set(results) == {"1", "2"}
@@ -97,7 +105,9 @@ def test_compile_explain_and_bench_a_module(built: str, tmp_path: Path) -> None:
     missed = run(app, ["bench", built, "--rounds", "3", "--tune", "off", "--require", "1000", *shape])
     assert missed.exit_code == 3
     assert "required" in missed.stderr
-    absent = run(app, ["bench", built, "--rounds", "3", "--tune", "off", "--against", "torch,onnxruntime", *shape])
+    absent = run(
+        app, ["bench", built, "--rounds", "3", "--tune", "off", "--against", "torch,onnxruntime", *shape]
+    )
     assert "absent: onnxruntime" in absent.stdout
 
 
@@ -105,33 +115,16 @@ def test_weights_from_a_file(built: str, tmp_path: Path) -> None:
     import torch
     from safetensors.torch import save_file
 
-    from aerogel.saved import load
+    from aerogel.saved.file import load
 
-    model = torch.nn.Sequential(torch.nn.Conv2d(3, 32, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(32, 32, 3, padding=1))
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 32, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(32, 32, 3, padding=1)
+    )
     save_file(model.state_dict(), tmp_path / "w.safetensors")
     flags = ["--weights", "w.safetensors", "--shape", "x=1x3x24x24", "--tune", "off", "--quiet"]
     assert run(app, ["compile", built, "-o", "m.aero", *flags]).exit_code == 0
     x = torch.randn(1, 3, 24, 24)
     assert torch.allclose(load("m.aero")(x), model(x), atol=1e-5)
-
-
-def test_what_is_wrong_is_a_sentence(built: str, tmp_path: Path) -> None:
-    for command, code, says in (
-        (["explain", "nothing"], 1, "none of model.onnx"),
-        (["explain", "none.onnx"], 1, "cannot be read"),
-        (["explain", "none.aero"], 1, "cannot be read"),
-        (["explain", "m.pt2"], 1, "--trust-pickle"),
-        (["explain", built, "--weights", "none.safetensors", "--shape", "x=1x3x24x24"], 1, "holds no weights"),
-        (["explain", "nomodule:build"], 1, "names no function"),
-        (["explain", built], 1, "Say --shape"),
-        (["explain", built, "--shape", "x=1xmany"], 1, "no shape"),
-        (["explain", built, "--dtype", "float8"], 2, "float16 or bfloat16"),
-        (["bench", built, "--sparsity", "1.5", "--shape", "x=1x3x24x24"], 2, "between 0 and 1"),
-        (["bench", built, "--against", "gpu", "--tune", "off", "--shape", "x=1x3x24x24"], 1, "opponents are"),
-    ):
-        done = run(app, command)
-        assert done.exit_code == code, (command, done.output)
-        assert says in " ".join(done.stderr.replace("│", " ").split()), (command, done.stderr)
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # torch.export's own
@@ -157,7 +150,10 @@ def test_a_hostile_pt2(built: str, tmp_path: Path) -> None:
             return os.mkdir, (str(tmp_path / "harmed"),)
 
     torch.save(Harm(), tmp_path / "harm.pt2")
-    torch.export.save(torch.export.export(torch.nn.Conv2d(3, 4, 3).eval(), (torch.randn(1, 3, 9, 9),)), tmp_path / "good.pt2")
+    torch.export.save(
+        torch.export.export(torch.nn.Conv2d(3, 4, 3).eval(), (torch.randn(1, 3, 9, 9),)),
+        tmp_path / "good.pt2",
+    )
     whole = (tmp_path / "good.pt2").read_bytes()
     rng = np.random.default_rng(0)
     damaged = {
@@ -182,7 +178,9 @@ def test_a_hostile_pt2(built: str, tmp_path: Path) -> None:
             continue
         trusted = run(app, ["explain", f"{name}.pt2", "--tune", "off", "--quiet", "--trust-pickle"])
         assert trusted.exit_code in (0, 1)
-        assert trusted.exception is None or isinstance(trusted.exception, SystemExit), f"{name}: {trusted.exception!r}"
+        assert trusted.exception is None or isinstance(trusted.exception, SystemExit), (
+            f"{name}: {trusted.exception!r}"
+        )
         assert trusted.exit_code == 0 or "cannot be read" in trusted.stderr, trusted.stderr
 
 
@@ -211,25 +209,51 @@ def test_advise_measures_and_draws(built: str, tmp_path: Path) -> None:
 def test_prune_writes_weights_that_compile_reads(built: str, tmp_path: Path) -> None:
     out = tmp_path / "pruned.safetensors"
     result = run(
-        app, ["prune", built, "-o", str(out), "--shape", "x=1x3x20x20", "--sparsity", "0.75", "--pattern", "4x1", "--json"]
+        app,
+        [
+            "prune",
+            built,
+            "-o",
+            str(out),
+            "--shape",
+            "x=1x3x20x20",
+            "--sparsity",
+            "0.75",
+            "--pattern",
+            "4x1",
+            "--json",
+        ],
     )
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["zeros"] == pytest.approx(0.75, abs=0.02)
-    compiled = ["compile", built, "--weights", str(out), "--shape", "x=1x3x20x20", "--tune", "off", "-o", str(tmp_path / "m.aero")]
+    compiled = [
+        "compile",
+        built,
+        "--weights",
+        str(out),
+        "--shape",
+        "x=1x3x20x20",
+        "--tune",
+        "off",
+        "-o",
+        str(tmp_path / "m.aero"),
+    ]
     assert run(app, compiled).exit_code == 0
-    assert run(app, ["prune", built, "-o", "pruned.txt", "--shape", "x=1x3x20x20"]).exit_code == 1
+    assert run(app, ["prune", built, "-o", "pruned.txt", "--shape", "x=1x3x20x20"]).exit_code == 2
 
 
 def test_prune_writes_an_onnx_file(tmp_path: Path) -> None:
     onnx, helper = pytest.importorskip("onnx"), pytest.importorskip("onnx.helper")
     weight = np.random.default_rng(0).standard_normal((8, 4, 3, 3)).astype(np.float32)
     graph = helper.make_graph(
-        [helper.make_node("Conv", ["x", "w"], ["y"])], "g",
-        [helper.make_tensor_value_info("x", 1, [1, 4, 8, 8])], [helper.make_tensor_value_info("y", 1, [1, 8, 6, 6])],
-        [onnx.numpy_helper.from_array(weight, "w")],
+        [helper.make_node("Conv", ["x", "w"], ["y"])], "g", [helper.make_tensor_value_info("x", 1, [1, 4, 8,
+        8])], [helper.make_tensor_value_info("y", 1, [1, 8, 6, 6])], [onnx.numpy_helper.from_array(weight,
+        "w")],
     )  # fmt: skip
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)]), str(tmp_path / "m.onnx"))
-    result = run(app, ["prune", str(tmp_path / "m.onnx"), "-o", str(tmp_path / "p.onnx"), "--sparsity", "0.5"])
+    result = run(
+        app, ["prune", str(tmp_path / "m.onnx"), "-o", str(tmp_path / "p.onnx"), "--sparsity", "0.5"]
+    )
     assert result.exit_code == 0, result.output
     kept = onnx.numpy_helper.to_array(onnx.load(str(tmp_path / "p.onnx")).graph.initializer[0])
     assert np.count_nonzero(kept) == weight.size // 2

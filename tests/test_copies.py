@@ -6,20 +6,29 @@ import numpy as np
 import pytest
 import torch
 
-from aerogel.candidate import Kernel
+from aerogel.backends.cpu import threads as pool
+from aerogel.backends.cpu.lower import pooling
+from aerogel.backends.cpu.lower.convert import convert
+from aerogel.capture.nodes import pooling_of
+from aerogel.codegen.cpu.abi import Kernel
 from aerogel.errors import PlanMismatch
-from aerogel.graph import Node, Ref
-from aerogel.layout import Array, Layout
-from aerogel.runtime import pool, pooling
-from aerogel.runtime.convert import convert
-from aerogel.target import here_levels, host
+from aerogel.ir.graph import Node, Ref
+from aerogel.ir.layout import Array, Layout
+from aerogel.ir.target import here_levels, host
+from tests import counts
 from tests.suite.guard import Guarded
 
 REGIONS = Guarded(), Guarded(), Guarded()
 
 
 def _run(
-    kernels: list[Kernel], x: Array, reads: Layout, writes: Layout, y_shape: tuple[int, int, int, int], back: bool, threads: int
+    kernels: list[Kernel],
+    x: Array,
+    reads: Layout,
+    writes: Layout,
+    y_shape: tuple[int, int, int, int],
+    back: bool,
+    threads: int,
 ) -> Array:
     xb = REGIONS[0].place(reads.elements(x.shape), x.dtype, back)
     reads.write(xb, x)
@@ -50,7 +59,7 @@ def _layout(rng: np.random.Generator, kind: str, w: int, dtype: str) -> Layout:
 @pytest.mark.parametrize("isa", here_levels())
 def test_copies_are_exact(source: str, target: str, isa: str) -> None:
     machine = host().lower(isa)
-    for seed in range(120):
+    for seed in counts.seeds("copies"):
         rng = np.random.default_rng(seed)
         dtype = ("f32", "f16")[seed % 2]
         n, c, h, w = (int(v) for v in rng.integers(1, (3, 6, 20, 40)))
@@ -77,7 +86,7 @@ def test_copies_that_do_not_exist_are_refused() -> None:
 @pytest.mark.parametrize("isa", here_levels())
 def test_pooling_is_torchs(isa: str) -> None:
     machine = host().lower(isa)
-    for seed in range(200):
+    for seed in counts.seeds("copies"):
         rng = np.random.default_rng(seed)
         n, c, h, w = (int(v) for v in rng.integers((1, 1, 3, 3), (3, 5, 30, 50)))
         window = tuple(int(v) for v in rng.integers(1, 4, 2))
@@ -89,13 +98,15 @@ def test_pooling_is_torchs(isa: str) -> None:
         if h + 2 * pad[0] <= dilation[0] * (window[0] - 1) or w + 2 * pad[1] <= dilation[1] * (window[1] - 1):
             continue
         if seed % 2:
-            wanted = torch.nn.functional.max_pool2d(torch.from_numpy(x), window, stride, pad, dilation).numpy()
+            wanted = torch.nn.functional.max_pool2d(
+                torch.from_numpy(x), window, stride, pad, dilation
+            ).numpy()
             node = Node("y", "aten.max_pool2d.default", (Ref("x"), window, stride, pad, dilation))
         else:
             x = np.nan_to_num(np.round(x * 8), neginf=0.0)
             wanted = torch.nn.functional.avg_pool2d(torch.from_numpy(x).double(), window, stride, pad).numpy()
             node = Node("y", "aten.avg_pool2d.default", (Ref("x"), window, stride, pad))
-        own = pooling.read(node)
+        own = pooling_of(node)
         assert own is not None
         reads = Layout("planar", w + 2, (1, 1, 1, 1), 16)
         q = wanted.shape[3]
@@ -104,9 +115,9 @@ def test_pooling_is_torchs(isa: str) -> None:
         made = pooling.kernel(own, (n, c, h, w), shape, reads, writes, machine)
         got = _run([made], x, reads, writes, shape, bool(seed % 2), 1 + seed % 3)
         buffer = np.append(got, np.zeros(writes.slack, np.float32))
-        assert np.allclose(writes.read(buffer, shape), wanted, rtol=2e-7 if seed % 2 == 0 else 0, atol=0, equal_nan=True), (
-            f"seed {seed}: {own} on {x.shape}"
-        )
+        assert np.allclose(
+            writes.read(buffer, shape), wanted, rtol=2e-7 if seed % 2 == 0 else 0, atol=0, equal_nan=True
+        ), f"seed {seed}: {own} on {x.shape}"
         assert writes.dirty_border(buffer, shape) == 0
 
 
@@ -115,22 +126,34 @@ def test_the_mean_of_an_image(isa: str) -> None:
     for seed, (h, w) in enumerate([(1, 1), (7, 7), (1, 40), (33, 9), (20, 65)]):
         rng = np.random.default_rng(seed)
         x = rng.integers(-9, 9, (2, 5, h, w)).astype(np.float32)
-        own = pooling.read(Node("y", "aten.mean.dim", (Ref("x"), (2, 3) if seed % 2 else (-1, -2), bool(seed % 2))))
+        own = pooling_of(
+            Node("y", "aten.mean.dim", (Ref("x"), (2, 3) if seed % 2 else (-1, -2), bool(seed % 2)))
+        )
         assert own is not None
         reads, writes, shape = Layout("planar", w + 1, (1, 1, 1, 1), 16), Layout("planar", 1), (2, 5, 1, 1)
         got = _run(
-            [pooling.kernel(own, x.shape, shape, reads, writes, host().lower(isa))], x, reads, writes, shape, True, 1 + seed % 3
+            [pooling.kernel(own, x.shape, shape, reads, writes, host().lower(isa))],
+            x,
+            reads,
+            writes,
+            shape,
+            True,
+            1 + seed % 3,
         )
         wanted = x.astype(np.float64).mean((2, 3), keepdims=True)
         assert np.allclose(writes.read(got, shape), wanted, rtol=2e-7, atol=0)
     for args in ((Ref("x"), (2,)), (Ref("x"), (1, 2)), (Ref("x"), None), (Ref("x"), (2, 3), Ref("n"))):
-        assert pooling.read(Node("y", "aten.mean.dim", args)) is None
-    assert pooling.read(Node("y", "aten.mean.dim", (Ref("x"), (2, 3)), {"dtype": Ref("d")})) is None
+        assert pooling_of(Node("y", "aten.mean.dim", args)) is None
+    assert pooling_of(Node("y", "aten.mean.dim", (Ref("x"), (2, 3)), {"dtype": Ref("d")})) is None
 
 
 @pytest.mark.parametrize(
-    "args", [(Ref("x"), (2, 2), (2, 2), (0, 0), (1, 1), True), (Ref("x"), (Ref("n"), 2)), ((Ref("x"),), (2, 2))]
+    "args",
+    [(Ref("x"), (2, 2), (2, 2), (0, 0), (1, 1), True), (Ref("x"), (Ref("n"), 2)), ((Ref("x"),), (2, 2))],
 )
 def test_pooling_that_is_not_ours_is_left_to_torch(args: tuple[object, ...]) -> None:
-    assert pooling.read(Node("y", "aten.max_pool2d.default", args)) is None
-    assert pooling.read(Node("y", "aten.avg_pool2d.default", (Ref("x"), (2, 2), (2, 2), (0, 0), False, False))) is None
+    assert pooling_of(Node("y", "aten.max_pool2d.default", args)) is None
+    assert (
+        pooling_of(Node("y", "aten.avg_pool2d.default", (Ref("x"), (2, 2), (2, 2), (0, 0), False, False)))
+        is None
+    )

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
-from aerogel.candidate import Config, Packed, Stats
 from aerogel.errors import InvalidFile
-from aerogel.methods import dense
-from aerogel.problem import Conv
-from aerogel.target import host
+from aerogel.ir.config import Config, Packed
+from aerogel.ir.conv import Conv
+from aerogel.ir.stats import Stats
+from aerogel.ir.target import host
+from aerogel.ir.tensors import private_ops
+from aerogel.methods.dense import cpu as dense
 from tests.conftest import Hidden
 from tests.suite.cases import case
 from tests.suite.sweep import sweep
@@ -19,7 +22,7 @@ ANY = Stats(1, 1)
 
 def test_prepacked_channels_last_is_tried_first() -> None:
     configs = list(dense.configs(Conv.parse("n1c3h8w8k4r3s3u1p1"), host(), ANY))
-    if dense.private_ops() is None:
+    if private_ops() is None:
         pytest.skip("this torch has no prepacked form")
     assert len(configs) == 4
     assert configs[0] == Config.make("dense", channels_last=1, prepacked=1)
@@ -54,6 +57,33 @@ def test_a_foreign_weight_is_refused() -> None:
     one = case("exact", 0)
     good = dense.pack(one.weight, one.conv, Config.make("dense"))
     assert dense.unpack(good, one.conv) is one.weight
-    for bad in (Packed("direct", 1, good.arrays), Packed("dense", 1, {}), Packed("dense", 1, {"weight": one.weight[:0]})):
+    for bad in (
+        Packed("direct", 1, good.arrays),
+        Packed("dense", 1, {}),
+        Packed("dense", 1, {"weight": one.weight[:0]}),
+    ):
         with pytest.raises(InvalidFile):
             dense.unpack(bad, one.conv)
+
+
+def test_a_private_operator_that_fails_gives_way_to_the_plain_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """bf16 with an add and a ReLU is an internal error of torch's on some CPUs."""
+
+    class Broken:
+        def __call__(self, *_: object) -> object:
+            raise RuntimeError("INTERNAL ASSERT FAILED")
+
+        binary = __call__
+
+    reorder, _ = private_ops() or (lambda *_: None, None)
+    monkeypatch.setattr(dense, "private_ops", lambda kind="f32": (reorder, Broken()))
+    conv = Conv(4, 4, 3, 3, pad=(1, 1, 1, 1), epilogue=("bias", "add", "relu")).at(1, 8, 8)
+    weight = np.ones(conv.weight_shape, np.float32)
+    config = Config.make("dense", channels_last=1, prepacked=1)
+    reads, writes = dense.layouts(conv, config, host(), (0, 0, 0, 0))
+    (kernel,) = dense.build(dense.pack(weight, conv, config), conv, config, host(), reads, writes)
+    assert kernel.call is not None
+    x, bias, residual = torch.randn(1, 4, 8, 8), torch.randn(4), torch.randn(1, 4, 8, 8)
+    wanted = torch.relu(torch.conv2d(x, torch.from_numpy(weight), bias, padding=1) + residual)
+    for _ in range(2):
+        assert torch.allclose(kernel.call(x, bias, residual), wanted, atol=1e-5)

@@ -7,12 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from aerogel.candidate import Config, Packed, Stats
 from aerogel.errors import InvalidFile, PlanMismatch, ShapeError
-from aerogel.layout import Array
-from aerogel.methods import direct
-from aerogel.problem import Conv
-from aerogel.target import Target, host
+from aerogel.ir.config import Config, Packed
+from aerogel.ir.conv import Conv
+from aerogel.ir.layout import Array
+from aerogel.ir.stats import Stats
+from aerogel.ir.target import Target, host
+from aerogel.methods.direct import cpu as direct
 
 CONV = Conv.parse("n1c8h6w6k6r3s3u1p1")
 CONFIG = Config.make("direct", vectors=2, channels=4, groups=2, ahead=0, aligned=0)
@@ -22,7 +23,9 @@ ANY = Stats(1, 1)
 
 def _packed() -> tuple[Array, Packed]:
     rng = np.random.default_rng(3)
-    weight = (rng.standard_normal(CONV.weight_shape) * (rng.random(CONV.weight_shape) < 0.3)).astype(np.float32)
+    weight = (rng.standard_normal(CONV.weight_shape) * (rng.random(CONV.weight_shape) < 0.3)).astype(
+        np.float32
+    )
     return weight, direct.pack(weight, CONV, CONFIG)
 
 
@@ -53,12 +56,18 @@ def test_every_damaged_array_is_found(name: str) -> None:
             damaged[-1][i] = value
     for bad in damaged:
         with pytest.raises(InvalidFile):
-            direct.unpack(Packed(packed.format, packed.version, {**packed.arrays, name: bad}, packed.meta), CONV)
+            direct.unpack(
+                Packed(packed.format, packed.version, {**packed.arrays, name: bad}, packed.meta), CONV
+            )
 
 
 def test_foreign_formats_are_refused() -> None:
     _, packed = _packed()
-    for bad in (replace(packed, format="dense"), replace(packed, version=2), replace(packed, meta={"channel_blocks": 7})):
+    for bad in (
+        replace(packed, format="dense"),
+        replace(packed, version=2),
+        replace(packed, meta={"channel_blocks": 7}),
+    ):
         with pytest.raises(InvalidFile):
             direct.unpack(bad, CONV)
     with pytest.raises(ShapeError, match="weight of shape"):
@@ -99,7 +108,8 @@ def test_images_beyond_32_bit_offsets_are_refused_before_allocation() -> None:
 
 
 def test_slack_covers_what_the_last_run_reads() -> None:
-    """Counted here from the picture in codegen/rows.py: a run that does not start a vector reads one vector more."""
+    """Counted here from the picture in codegen/cpu/rows.py: a run that does not start a vector reads one
+    vector more."""
     rng, target = np.random.default_rng(0), host()
     lanes, bounded = target.vector_bytes // 4, 0
     for _ in range(300):
@@ -109,12 +119,15 @@ def test_slack_covers_what_the_last_run_reads() -> None:
         config = Config.make("direct", vectors=v, channels=3, groups=1, ahead=0, aligned=1)
         reads, _ = direct.layouts(conv, config, target, (0, 0, 0, 0))
         plane, (p, q) = reads.plane(h, w), conv.out
-        last_block = (p - 1) * reads.pitch + q - 1  # bands begin at any row, so a block may begin at the last pixel
+        # bands begin at any row, so a block may begin at the last pixel
+        last_block = (p - 1) * reads.pitch + q - 1
         furthest = 0
         for i in range(r):
             for j in range(s):
                 window = 2 * plane + (i - pad[0]) * reads.pitch + j - pad[1]
-                furthest = max(furthest, last_block + window - window % lanes + (v + (window % lanes > 0)) * lanes)
+                furthest = max(
+                    furthest, last_block + window - window % lanes + (v + (window % lanes > 0)) * lanes
+                )
         assert furthest <= 3 * plane + reads.slack
         bounded += furthest == 3 * plane + reads.slack
     assert bounded > 50, "in many of them it is the slack that decides"

@@ -1,4 +1,5 @@
-"""README and docs say what the code does: the example runs as it stands, and tables come from result files."""
+"""README and docs say what the code does: the example runs as it stands, and tables come from result
+files."""
 
 from __future__ import annotations
 
@@ -13,7 +14,9 @@ from pathlib import Path
 import pytest
 
 import aerogel
+from benchmarks import reliability
 from benchmarks.readme import written
+from tests import counts
 
 ROOT = Path(__file__).parent.parent
 
@@ -25,23 +28,28 @@ def test_readme_tables_are_generated() -> None:
     assert written(modelled) == modelled, "run python benchmarks/readme.py"
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "run",
-        "promises",
-        "layers",
-        "limits",
-        "fashion",
-        "tilewise",
-        "blockgemm",
-        "actsparse",
-        "pooling",
-        "activity",
-        "gpu",
-        "gpu_facts",
-    ],
+def test_the_page_on_reliability_is_generated() -> None:
+    assert reliability.PAGE.read_text() == reliability.written(), "run python -m benchmarks.reliability"
+
+
+BENCHMARKS = (
+    "run",
+    "promises",
+    "layers",
+    "limits",
+    "fashion",
+    "tilewise",
+    "blockgemm",
+    "actsparse",
+    "pooling",
+    "activity",
+    "gpu",
+    "gpu_facts",
+    "gpu_triton",
 )
+
+
+@pytest.mark.parametrize("name", BENCHMARKS if counts.mode() == "nightly" else counts.some(BENCHMARKS, 4))
 def test_every_benchmark_says_how_it_is_called(name: str) -> None:
     command = [sys.executable, str(ROOT / "benchmarks" / f"{name}.py"), "--help"]
     said = subprocess.run(command, capture_output=True, text=True)
@@ -66,23 +74,38 @@ def _contract() -> dict[str, ast.arguments]:
 
 
 def test_signatures_are_those_of_the_contract() -> None:
-    """What is built has the contract's parameters in its order with its defaults; what is not built yet may be missing."""
+    """What is built has the contract's parameters in its order with its defaults; what is not built yet may
+    be missing."""
     contract = _contract()
     assert {"compile", "explain", "save"} <= set(contract)
     for name in aerogel.__all__:
         if name not in contract:
             continue
         wanted = contract[name]
-        defaults = dict(zip([a.arg for a in wanted.args][len(wanted.args) - len(wanted.defaults) :], wanted.defaults, strict=True))
-        defaults |= {a.arg: d for a, d in zip(wanted.kwonlyargs, wanted.kw_defaults, strict=True) if d is not None}
+        defaults = dict(
+            zip(
+                [a.arg for a in wanted.args][len(wanted.args) - len(wanted.defaults) :],
+                wanted.defaults,
+                strict=True,
+            )
+        )
+        defaults |= {
+            a.arg: d for a, d in zip(wanted.kwonlyargs, wanted.kw_defaults, strict=True) if d is not None
+        }
         order = [a.arg for a in (*wanted.args, *wanted.kwonlyargs)]
         own = inspect.signature(getattr(aerogel, name)).parameters
         assert [n for n in order if n in own] == list(own), f"{name} takes {list(own)}, the contract {order}"
         for parameter in own.values():
             keyword = parameter.name in [a.arg for a in wanted.kwonlyargs]
             assert (parameter.kind == inspect.Parameter.KEYWORD_ONLY) == keyword, f"{name}({parameter.name})"
-            has = inspect.Parameter.empty if parameter.name not in defaults else ast.literal_eval(defaults[parameter.name])
-            assert parameter.default == has, f"{name}({parameter.name}={parameter.default!r}); the contract says {has!r}"
+            has = (
+                inspect.Parameter.empty
+                if parameter.name not in defaults
+                else ast.literal_eval(defaults[parameter.name])
+            )
+            assert parameter.default == has, (
+                f"{name}({parameter.name}={parameter.default!r}); the contract says {has!r}"
+            )
 
 
 def test_readme_examples_run_as_they_stand() -> None:
@@ -116,7 +139,17 @@ def test_the_benchmark_runs_on_one_layer(tmp_path: Path) -> None:
 
 
 def test_the_benchmark_runs_on_a_whole_model(tmp_path: Path) -> None:
-    command = [sys.executable, "benchmarks/run.py", "squeezenet", "--size", "64", "--sparsity", "0.9", "--rounds", "1"]
+    command = [
+        sys.executable,
+        "benchmarks/run.py",
+        "squeezenet",
+        "--size",
+        "64",
+        "--sparsity",
+        "0.9",
+        "--rounds",
+        "1",
+    ]
     command += ["--tune", "off", "--against", "torch", "--json", str(tmp_path / "out")]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
     result = json.loads((tmp_path / "out").read_text())
@@ -144,9 +177,16 @@ def _made(folder: Path) -> Path:
     return folder / "made.npz"
 
 
+@pytest.mark.turns(2)
 def test_the_example_runs(tmp_path: Path) -> None:
     """On made-up images: every way of pruning is there, with the zeros it asks for."""
-    command = [sys.executable, str(ROOT / "examples" / "fashion_mnist.py"), "--quick", "--json", str(tmp_path / "f.json")]
+    command = [
+        sys.executable,
+        str(ROOT / "examples" / "fashion_mnist.py"),
+        "--quick",
+        "--json",
+        str(tmp_path / "f.json"),
+    ]
     done = subprocess.run([*command, "--plot", str(tmp_path / "f.png")], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     result = json.loads((tmp_path / "f.json").read_text())
@@ -155,6 +195,8 @@ def test_the_example_runs(tmp_path: Path) -> None:
         assert result["speedup"][name] > 0
     assert result["parameters"] > 1_000_000
     assert result["zeros"]["dense"] == 0
-    assert [result["zeros"][n] for n in ("magnitude", "tilewise", "tew")] == pytest.approx([0.9, 0.75, 0.75], abs=0.02)
+    assert [result["zeros"][n] for n in ("magnitude", "tilewise", "tew")] == pytest.approx(
+        [0.9, 0.75, 0.75], abs=0.02
+    )
     assert result["zeros"]["blocks"] > 0.78
     assert (tmp_path / "f.png").read_bytes()[:4] == b"\x89PNG"

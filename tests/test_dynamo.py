@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from typing import Any
 
 import pytest
@@ -67,3 +68,32 @@ def test_training_stays_torchs(compiled: list[Compiled], caplog: pytest.LogCaptu
     assert not compiled
     assert "no_grad" in caplog.text
     assert all(p.grad is not None for p in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"tun": "off"}, "has no option 'tun'; did you mean 'tune'?"),
+        ({"shapes": {}}, "has no option 'shapes'; there are dtype, tune"),
+        ({"tune": "fastest"}, "tune is 'off', 'fast', 'full' or seconds, not 'fastest'"),
+    ],
+)
+def test_options_that_are_wrong_are_said(
+    options: dict[str, Any], says: str, compiled: list[Compiled]
+) -> None:
+    """They were swallowed: torch ran the graph, and nobody was told."""
+    fast = torch.compile(torch.nn.Conv2d(3, 4, 3).eval(), backend=dynamo.backend, options=options)
+    with torch.no_grad(), pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match=re.escape(says)):
+        fast(torch.zeros(1, 3, 9, 9))
+    assert not compiled
+
+
+def test_a_value_that_compile_refuses_is_said_too(
+    compiled: list[Compiled], caplog: pytest.LogCaptureFixture
+) -> None:
+    options: dict[str, Any] = {"tune": "off", "methods": ("nope",)}
+    fast = torch.compile(torch.nn.Conv2d(3, 4, 3).eval(), backend=dynamo.backend, options=options)
+    with caplog.at_level(logging.WARNING, "aerogel"), torch.no_grad():
+        fast(torch.zeros(1, 3, 9, 9))
+    assert "refuses its options" in caplog.text
+    assert "'nope' is none of them" in caplog.text

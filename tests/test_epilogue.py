@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from aerogel.candidate import Config
-from aerogel.layout import NUMPY, Array
-from aerogel.methods import direct
-from aerogel.problem import Conv, Dtypes
+from aerogel.backends.cpu import threads as pool
+from aerogel.ir.config import Config
+from aerogel.ir.conv import Conv
+from aerogel.ir.dtypes import NUMPY, Dtypes
+from aerogel.ir.layout import Array
+from aerogel.ir.target import Target, here_levels, host
+from aerogel.methods.direct import cpu as direct
 from aerogel.reference import activate, from_float64
-from aerogel.runtime import pool
-from aerogel.target import Target, here_levels, host
 
 TARGETS = [host().lower(isa) for isa in here_levels()]
 ULPS = {"relu": 0, "relu6": 0, "leaky0.1": 0.5, "above0.25": 0, "silu": 4, "hardswish": 4}
@@ -22,7 +23,9 @@ def _through(x: Array, epilogue: tuple[str, ...], target: Target, output: str = 
     conv = Conv(1, 1, epilogue=epilogue, dtypes=Dtypes("f32", "f32", "f32", output), n=1, h=1, w=len(x))
     config = Config.make("direct", vectors=4, channels=1, groups=1, ahead=0, aligned=0)
     reads, writes = direct.layouts(conv, config, target, (0, 0, 0, 0))
-    kernels = direct.build(direct.pack(np.ones((1, 1, 1, 1), np.float32), conv, config), conv, config, target, reads, writes)
+    kernels = direct.build(
+        direct.pack(np.ones((1, 1, 1, 1), np.float32), conv, config), conv, config, target, reads, writes
+    )
     xb = np.zeros(reads.elements(conv.x_shape), np.float32)
     yb = np.zeros(writes.elements(conv.y_shape), NUMPY[output])
     reads.write(xb, x.reshape(conv.x_shape))
@@ -35,7 +38,9 @@ def _through(x: Array, epilogue: tuple[str, ...], target: Target, output: str = 
 def test_activations_to_the_last_bits(name: str, target: Target) -> None:
     rng = np.random.default_rng(0)
     spread = np.exp2(rng.uniform(-149, 127, 20_000)) * rng.choice([-1, 1], 20_000)
-    x = np.concatenate([np.linspace(-115, 115, 60_001), np.linspace(-4, 7, 20_001), spread]).astype(np.float32)
+    x = np.concatenate([np.linspace(-115, 115, 60_001), np.linspace(-4, 7, 20_001), spread]).astype(
+        np.float32
+    )
     conv = Conv(1, 1, epilogue=(name,))
     wanted = activate(x.astype(np.float64), conv)
     wanted = np.where(np.isnan(wanted), 0.0, wanted)  # the reference's own exp overflows; the limit is 0

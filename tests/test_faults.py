@@ -1,22 +1,55 @@
-"""Every seeded fault is caught. The list and the command to run it alone are in `faults.py`.
-
-A run tries every second one, the others the day after: they take a third of CI's time. `--nightly` and `python -m tests.faults` try
-all of them.
-"""
+"""Every seeded fault is caught, each by a test of its own. The list and the command to run one alone are in
+`faults.py`."""
 
 from __future__ import annotations
 
-from datetime import date
+from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.faults import FAULTS, run
+from tests import counts
+from tests.breaking import Server
+from tests.faults import FAULTS, run, smallest
+
+EVERY = range(len(FAULTS))
 
 
-@pytest.mark.parametrize("number", range(len(FAULTS)), ids=lambda n: f"{n}-{FAULTS[n].why.replace(' ', '_')}")
-def test_fault_is_caught(number: int, request: pytest.FixtureRequest) -> None:
-    if request.config.getoption("--quick"):
-        pytest.skip("faults are not part of --quick")
-    if (number + date.today().toordinal()) % 2 and not request.config.getoption("--nightly"):
-        pytest.skip("its turn is tomorrow")
-    assert run(FAULTS[number]) is not None, f"survived: {FAULTS[number].why}; python -m tests.faults --only {number}"
+@pytest.fixture(scope="session")
+def server() -> Iterator[Server]:
+    own = Server()
+    yield own
+    own.close()
+
+
+def chosen() -> list[int]:
+    """All of them, but with --quick a few."""
+    return counts.some(EVERY) if counts.mode() == "quick" else list(EVERY)
+
+
+@pytest.mark.parametrize("number", chosen(), ids=lambda n: f"{n}-{FAULTS[n].why.replace(' ', '_')}")
+def test_fault_is_caught(number: int, server: Server, ran: Callable[[str, int], None]) -> None:
+    done = run(FAULTS[number], server)
+    if done["skipped"]:
+        pytest.skip(f"the test that catches it is skipped here: {smallest().get(FAULTS[number].why)}")
+    ran("faults", 1)
+    assert done["caught"], (
+        f"survived: {FAULTS[number].why}; python -m tests.faults --only {number}\n{done['said'][-1000:]}"
+    )
+
+
+def test_sound_sources_pass_the_smallest_tests(server: Server) -> None:
+    """A test that fails on sound sources catches anything; a few of them each time, all in a night."""
+    every = sorted({tuple(words) for words in smallest().values()})
+    for words in counts.some(every, None if counts.mode() == "nightly" else 4):
+        done = server.ask("", "", "", list(words))
+        assert not done["caught"], f"{words}: {done['said']}"
+
+
+def test_every_fault_has_a_smallest_test() -> None:
+    reasons = [fault.why for fault in FAULTS]
+    assert len(set(reasons)) == len(reasons), "two faults have the same name"
+    assert set(smallest()) <= set(reasons), "smallest.json holds a fault that is not in the list"
+    wide = {fault.why for fault in FAULTS if "::" not in fault.caught_by}
+    assert wide <= set(smallest()), (
+        f"python -m tests.faults --locate finds what catches {sorted(wide - set(smallest()))}"
+    )

@@ -10,11 +10,12 @@ import torch
 from torch import nn
 
 import aerogel
-from aerogel.layout import Layout
-from aerogel.problem import Conv
-from aerogel.runtime import features, pool
-from aerogel.target import here_levels, host
-from tests.small_models import right, sparse
+from aerogel.backends.cpu import threads as pool
+from aerogel.backends.cpu.lower import features
+from aerogel.ir.conv import Conv
+from aerogel.ir.layout import Layout
+from aerogel.ir.target import here_levels, host
+from tests.small_models import right, runs, sparse
 
 
 def _headed(channels: int, act: nn.Module) -> Any:
@@ -28,11 +29,11 @@ def test_a_dense_head_stays_in_the_segment(channels: int, act: nn.Module, batch:
     model, x = _headed(channels, act), torch.randn(batch, 3, 9, 9)
     fast = aerogel.compile(model, x, tune="off")
     right(model, fast, x)
-    (program,) = fast._programs.values()
+    (program,) = runs(fast).programs.values()
     labels = [s.label.split()[0] for part in program.parts for s in part.natives]
     assert labels.count("dot") == (2 if batch <= features.FEW else 0)
     assert ("(dot)" in str(aerogel.explain(fast))) == (batch <= features.FEW)
-    (spaces,) = fast._free.values()
+    (spaces,) = runs(fast).free.values()
     for space in spaces:
         space.arena.view(np.float32)[:] = np.nan
     right(model, fast, torch.randn(batch, 3, 9, 9))
@@ -50,14 +51,22 @@ def test_sums_are_exact_on_integers(isa: str, threads: int) -> None:
         weight, x = (rng.integers(-9, 9, shape).astype(np.float32) for shape in ((k, c, 1, 1), conv.x_shape))
         bias, residual = (rng.integers(-9, 9, shape).astype(np.float32) for shape in ((k,), conv.y_shape))
         reads, writes = Layout("planar", 3, (1, 1, 0, 1)), Layout("planar", 2, (0, 1, 1, 0))
-        xb, yb, old = reads.allocate(conv.x_shape), writes.allocate(conv.y_shape), writes.allocate(conv.y_shape)
+        xb, yb, old = (
+            reads.allocate(conv.x_shape),
+            writes.allocate(conv.y_shape),
+            writes.allocate(conv.y_shape),
+        )
         reads.write(xb, x)
         writes.write(old, residual)
         yb[:] = np.nan
         made = features.kernel(weight, conv, reads, writes, host().lower(isa))
         scratch = np.full(made.scratch_bytes // 4 * threads, np.nan, np.float32)
         block = made.bind(
-            x=xb.ctypes.data, y=yb.ctypes.data, bias=bias.ctypes.data, residual=old.ctypes.data, scratch=scratch.ctypes.data
+            x=xb.ctypes.data,
+            y=yb.ctypes.data,
+            bias=bias.ctypes.data,
+            residual=old.ctypes.data,
+            scratch=scratch.ctypes.data,
         )
         pool.Segment([(made, block)], threads)()
         wanted = np.einsum("kc,nc->nk", weight[:, :, 0, 0], x[:, :, 0, 0])[:, :, None, None]

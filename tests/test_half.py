@@ -1,9 +1,9 @@
-"""Half precision: what is stored, what is summed, what stays as it was; answers no further off than dense bf16's."""
+"""Half precision: what is stored, what is summed, what stays as it was; answers no further off than dense
+bf16's."""
 
 from __future__ import annotations
 
 import copy
-from functools import partial
 from itertools import product
 from typing import Any
 
@@ -14,32 +14,40 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import aerogel
-from aerogel.candidate import Config, Stats
+from aerogel.backends.cpu import threads as pool
+from aerogel.backends.cpu.backend import Cpu
+from aerogel.backends.cpu.lower import features, pooling
+from aerogel.backends.cpu.lower.convert import convert
+from aerogel.backends.cpu.trial import output
 from aerogel.capture.half import Half, halved
+from aerogel.capture.nodes import pooling_of
 from aerogel.errors import AerogelError
-from aerogel.graph import Graph, Node, Ref
-from aerogel.layout import NUMPY, Layout
-from aerogel.methods import method
-from aerogel.plan import Choice, Plan, Timing
-from aerogel.problem import Conv, Dtypes
+from aerogel.ir.config import Config
+from aerogel.ir.conv import Conv
+from aerogel.ir.dtypes import NUMPY, Dtypes
+from aerogel.ir.graph import Graph, Node, Ref
+from aerogel.ir.layout import Layout
+from aerogel.ir.plan import Choice, Plan, Timing
+from aerogel.ir.stats import Stats
+from aerogel.ir.target import Target, here_levels, host
+from aerogel.methods import cpu_form
 from aerogel.reference import from_float64, reference, to_float64
-from aerogel.runtime import features, pool, pooling
-from aerogel.runtime.convert import convert
 from aerogel.runtime.eager import InType, bodies
-from aerogel.runtime.once import once
-from aerogel.target import Target, here_levels, host
 from aerogel.tune.error import accurate
-from tests.small_models import Fancy, Looping, Small, sparse
+from tests.small_models import Fancy, Looping, Small, runs, sparse
 
 HALVES = [torch.float16, torch.bfloat16]
 ABLE = [isa for isa in here_levels() if isa != "generic"]  # plain x86-64 cannot convert fp16
 
 
 def close(model: nn.Module, fast: nn.Module, *args: Tensor, **kwargs: Tensor) -> Any:
-    """Network error against float64 no larger than that of the dense model in bf16 (and a little, where that is exact)."""
+    """Network error against float64 no larger than that of the dense model in bf16 (and a little, where that
+    is exact)."""
     with torch.no_grad():
         plain = InType(model, torch.bfloat16)(*args, **kwargs)
-        exact = copy.deepcopy(model).double()(*(a.double() for a in args), **{k: v.double() for k, v in kwargs.items()})
+        exact = copy.deepcopy(model).double()(
+            *(a.double() for a in args), **{k: v.double() for k, v in kwargs.items()}
+        )
         got = fast(*args, **kwargs)
     leaves = [torch.utils._pytree.tree_leaves(v) for v in (plain, exact, got)]
     for p, x, g in zip(*leaves, strict=True):
@@ -58,14 +66,14 @@ def test_a_network_in_half_is_one_segment(small: Any, dtype: torch.dtype) -> Non
     x = torch.randn(1, 3, 64, 64)
     fast = aerogel.compile(small, x, dtype=dtype, tune="off")
     close(small, fast, x)
-    (program,) = fast._programs.values()
+    (program,) = runs(fast).programs.values()
     assert [part.node for part in program.parts] == [None]  # casts are no steps: each is part of a copy
     kernels = [step.kernel for step in program.parts[0].natives]
     kind = {torch.float16: "f16", torch.bfloat16: "bf16"}[dtype]
     assert kernels[0].reads.dtype == "f32"  # the image, cut into phases and rounded in one go
     assert {k.writes.dtype for k in kernels[:-1]} == {kind}
     assert kernels[-1].writes.dtype == "f32"
-    (spaces,) = fast._free.values()
+    (spaces,) = runs(fast).free.values()
     for space in spaces:
         space.arena.view(np.uint16)[:] = 0x7FFF  # NaN in both types
     close(small, fast, x)
@@ -96,7 +104,12 @@ def test_timed_compile_in_half_is_close_and_replays(small: Any, tmp_path: Any) -
 def test_new_weights_and_copies_stay_half(small: Any) -> None:
     model, x = copy.deepcopy(small), torch.randn(1, 3, 64, 64)
     fast = aerogel.compile(model, x, dtype=torch.float16, tune="off")
-    fast.load_state_dict({k: v * 1.5 if v.is_floating_point() and v.dim() == 4 else v for k, v in model.state_dict().items()})
+    state = {
+        k: v * 1.5 if v.is_floating_point() and v.dim() == 4 else v.clone()
+        for k, v in model.state_dict().items()
+    }
+    fast.load_state_dict(state)
+    model.load_state_dict(state)
     close(model, fast, x)
     assert fast.network is not None
     assert {n.conv.dtypes.input for n in fast.network.convs() if n.conv is not None} == {"f16"}
@@ -135,7 +148,9 @@ def test_a_layer_that_overflows_stays_f32_by_name() -> None:
     assert {c.layer: c.conv.dtypes.output for c in fast.plan.choices} == {"a": "f16", "b": "f32", "c": "f16"}
     calm = sparse(Large())
     assert "stays" not in str(aerogel.explain(aerogel.compile(calm, x, dtype=torch.float16, tune="off")))
-    called = aerogel.compile(calm, x, dtype=torch.float16, tune="off", calibration=[x, 1e6 * torch.randn(2, 3, 24, 16)])
+    called = aerogel.compile(
+        calm, x, dtype=torch.float16, tune="off", calibration=[x, 1e6 * torch.randn(2, 3, 24, 16)]
+    )
     assert "b: stays f32" in str(aerogel.explain(called))  # what the example did not show, other inputs do
 
 
@@ -146,7 +161,7 @@ def test_a_model_that_is_half_already_keeps_its_sums() -> None:
     assert fast(x).dtype == torch.float16
     assert (fast(x) - exact).abs().max() <= 2 * (model(x) - exact).abs().max() + 1e-3 * exact.abs().max()
     assert {str(c.conv.dtypes) for c in fast.plan.choices} == {"f16"}  # f32 sums, as torch has them
-    assert all(part.natives for part in next(iter(fast._programs.values())).parts)
+    assert all(part.natives for part in next(iter(runs(fast).programs.values())).parts)
 
 
 class Widened(nn.Module):
@@ -184,7 +199,11 @@ def test_every_form_of_torch_is_beside_ours() -> None:
     forms = bodies(model, torch.bfloat16)
     assert list(forms) == ["contiguous", "channels_last", "contiguous bfloat16", "channels_last bfloat16"]
     assert {f(x).dtype for f in forms.values()} == {torch.float32}
-    assert list(bodies(model, None)) == list(bodies(model.to(torch.bfloat16), torch.bfloat16)) == ["contiguous", "channels_last"]
+    assert (
+        list(bodies(model, None))
+        == list(bodies(model.to(torch.bfloat16), torch.bfloat16))
+        == ["contiguous", "channels_last"]
+    )
 
 
 def test_casts_stand_once_where_types_meet() -> None:
@@ -216,7 +235,12 @@ def test_casts_stand_once_where_types_meet() -> None:
 def test_copies_round_to_nearest(kind: str, isa: str) -> None:
     for seed in range(60):
         rng = np.random.default_rng(seed)
-        shape = (int(rng.integers(1, 3)), int(rng.integers(1, 6)), int(rng.integers(1, 20)), int(rng.integers(1, 40)))
+        shape = (
+            int(rng.integers(1, 3)),
+            int(rng.integers(1, 6)),
+            int(rng.integers(1, 20)),
+            int(rng.integers(1, 40)),
+        )
         x = rng.standard_normal(shape) * 10.0 ** rng.integers(-6, 5)
         kinds = ("f32", kind) if seed % 2 else (kind, "f32")
         stored = from_float64(x, kinds[0])
@@ -245,18 +269,29 @@ def test_pooling_in_half(kind: str, isa: str) -> None:
         if seed % 3 == 0:
             wanted, node = t.mean((2, 3), keepdim=True), Node("y", "aten.mean.dim", (Ref("x"), (2, 3), True))
         elif seed % 3 == 1:
-            wanted, node = F.max_pool2d(t, 3, 2, 1), Node("y", "aten.max_pool2d.default", (Ref("x"), (3, 3), (2, 2), (1, 1)))
+            wanted, node = (
+                F.max_pool2d(t, 3, 2, 1),
+                Node("y", "aten.max_pool2d.default", (Ref("x"), (3, 3), (2, 2), (1, 1))),
+            )
         else:
-            wanted, node = F.avg_pool2d(t, 2, 1), Node("y", "aten.avg_pool2d.default", (Ref("x"), (2, 2), (1, 1)))
-        own = pooling.read(node)
+            wanted, node = (
+                F.avg_pool2d(t, 2, 1),
+                Node("y", "aten.avg_pool2d.default", (Ref("x"), (2, 2), (1, 1))),
+            )
+        own = pooling_of(node)
         assert own is not None
         shape = (n, c, wanted.shape[2], wanted.shape[3])
-        reads, writes = Layout("planar", w + 1, (1, 1, 1, 1), 16, kind), Layout("planar", shape[3] + 1, (1, 1, 0, 1), 3, kind)
+        reads, writes = (
+            Layout("planar", w + 1, (1, 1, 1, 1), 16, kind),
+            Layout("planar", shape[3] + 1, (1, 1, 0, 1), 3, kind),
+        )
         xb, yb = reads.allocate(x.shape), writes.allocate(shape)
         reads.write(xb, x)
         made = pooling.kernel(own, x.shape, shape, reads, writes, host().lower(isa))
         scratch = np.empty(made.scratch_bytes * 2, np.uint8)
-        pool.Segment([(made, made.bind(x=xb.ctypes.data, y=yb.ctypes.data, scratch=scratch.ctypes.data))], 1 + seed % 2)()
+        pool.Segment(
+            [(made, made.bind(x=xb.ctypes.data, y=yb.ctypes.data, scratch=scratch.ctypes.data))], 1 + seed % 2
+        )()
         got, unit = to_float64(writes.read(yb, shape), kind), {"f16": 2.0**-11, "bf16": 2.0**-8}[kind]
         assert np.allclose(got, wanted.numpy(), rtol=1.01 * unit, atol=0), f"seed {seed}"
         assert writes.dirty_border(yb, shape) == 0
@@ -269,10 +304,19 @@ def test_a_dense_head_in_half(kind: str, isa: str) -> None:
     for seed in range(20):
         c, k = int(rng.integers(1, 200)), int(rng.integers(1, 40))
         conv = Conv(c, k, dtypes=Dtypes.of(kind), epilogue=("bias", "add", "relu"), n=1 + seed % 2, h=1, w=1)
-        weight, x, residual = (rng.integers(-3, 3, s).astype(np.float64) for s in (conv.weight_shape, conv.x_shape, conv.y_shape))
+        weight, x, residual = (
+            rng.integers(-3, 3, s).astype(np.float64) for s in (conv.weight_shape, conv.x_shape, conv.y_shape)
+        )
         bias = rng.integers(-9, 9, k).astype(np.float32)
-        reads, writes = Layout("planar", 3, (1, 1, 0, 1), dtype=kind), Layout("planar", 2, (0, 1, 1, 0), dtype=kind)
-        xb, yb, old = reads.allocate(conv.x_shape), writes.allocate(conv.y_shape), writes.allocate(conv.y_shape)
+        reads, writes = (
+            Layout("planar", 3, (1, 1, 0, 1), dtype=kind),
+            Layout("planar", 2, (0, 1, 1, 0), dtype=kind),
+        )
+        xb, yb, old = (
+            reads.allocate(conv.x_shape),
+            writes.allocate(conv.y_shape),
+            writes.allocate(conv.y_shape),
+        )
         reads.write(xb, from_float64(x, kind))
         writes.write(old, from_float64(residual, kind))
         made = features.kernel(from_float64(weight, kind), conv, reads, writes, host().lower(isa))
@@ -291,7 +335,9 @@ def _choice(*configs: Config) -> tuple[Choice, Node, Any, dict[str, Tensor]]:
     weight -= weight.mean(1, keepdim=True)
     node = Node("y", "conv", (Ref("x"), Ref("w")), {}, Conv(512, 8), "layer")
     conv = Conv(512, 8, dtypes=Dtypes("f16", "f16", "f16", "f16"), n=1, h=6, w=6)
-    tried = tuple((config, Timing(1.0 + i, 1.0 + i, 1.0 + i, 9, 1.5, 1.5)) for i, config in enumerate(configs))
+    tried = tuple(
+        (config, Timing(1.0 + i, 1.0 + i, 1.0 + i, 9, 1.5, 1.5)) for i, config in enumerate(configs)
+    )
     values = {"x": x, "w": weight, "y": F.conv2d(x, weight)}
     return Choice("layer", "y", conv, configs[0], 0.0, "", tried), node, weight.half().numpy(), values
 
@@ -302,36 +348,43 @@ def test_only_short_rows_are_summed_in_fp16() -> None:
         stats = Stats(512 * 512, int(512 * 512 * density))
         for kind, longest in (("f16.f16.f16.f16", most), ("f16", 512)):
             conv = Conv.parse(f"n1c512h14w14k512r1s1u1p0:{kind}")
-            channels = {config["channels"] for config in method(name).configs(conv, able, stats)}
+            channels = {config["channels"] for config in cpu_form(name).configs(conv, able, stats)}
             assert max(channels) == longest or name == "stridepack"  # its tile must fit L1 as well
             assert max(channels) <= longest
 
 
 @pytest.mark.skipif("avx512fp16" not in host().extras, reason="sums in fp16 need its arithmetic")
 def test_rows_too_long_for_fp16_lose_their_place() -> None:
-    long, short = (Config.make("direct", vectors=1, channels=c, groups=1, ahead=0, aligned=0) for c in (512, 8))
+    long, short = (
+        Config.make("direct", vectors=1, channels=c, groups=1, ahead=0, aligned=0) for c in (512, 8)
+    )
     dense = Config.make("dense", channels_last=0, prepacked=0)
     choice, node, weight, values = _choice(long, short, dense)
-    kept = accurate(choice, node, weight, [values], partial(once, host()))
+    kept = accurate(Cpu(host()), choice, node, weight, [values])
     assert kept is not None
     assert kept.config == short
     assert [c for c, _ in kept.tried] == [short, dense]
     assert any("dense bf16" in why for name, why in kept.refused if name == "direct")
     wild = {**values, "x": values["x"] * 1e5, "y": values["y"] * 1e5}
-    assert accurate(choice, node, weight, [values, wild], partial(once, host())) is None  # x itself is beyond fp16
+    # x itself is beyond fp16
+    assert accurate(Cpu(host()), choice, node, weight, [values, wild]) is None
 
 
 def test_one_run_of_a_configuration_is_the_layer() -> None:
     rng = np.random.default_rng(0)
     for text in ("n1c8h9w9k6r3s3u1p1:bf16+bias+add+relu", "n2c8h9w9k6r3s3u2p1:bf16+bias"):
         conv = Conv.parse(text)
-        weight, x, beside = (rng.integers(-2, 3, s).astype(np.float64) for s in (conv.weight_shape, conv.x_shape, conv.y_shape))
+        weight, x, beside = (
+            rng.integers(-2, 3, s).astype(np.float64) for s in (conv.weight_shape, conv.x_shape, conv.y_shape)
+        )
         bias, residual = torch.randint(-3, 3, (conv.k,)).float(), torch.from_numpy(beside).float()
         for config in (
             Config.make("direct", vectors=2, channels=4, groups=2, ahead=0, aligned=0),
             Config.make("dense", channels_last=1, prepacked=0),
         ):
-            got = once(host(), conv, config, from_float64(weight, "bf16"), x.astype(np.float32), bias, residual)
+            got = output(
+                host(), conv, config, from_float64(weight, "bf16"), x.astype(np.float32), bias, residual
+            )
             wanted = reference(x, weight, conv, bias.double().numpy(), beside)
             assert np.array_equal(got, to_float64(from_float64(wanted, "bf16"), "bf16"))
     assert NUMPY["bf16"] == np.uint16

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import stat
 import subprocess
 import sys
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from aerogel.codegen import llvm, rows, segment, sums
+from aerogel.codegen.cpu import llvm, rows, segment, sums
+from aerogel.codegen.cpu.abi import Code
 from aerogel.errors import PlanMismatch
-from aerogel.problem import Dtypes
-from aerogel.target import Target, features, here_levels, host
+from aerogel.ir.dtypes import Dtypes
+from aerogel.ir.target import Target, features, here_levels, host
+from tests import counts
 
 CODE = rows.RowsCode("generic", Dtypes(), 1)
 
@@ -27,8 +33,12 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache" / "objects"
 
 
-def _build() -> int:
+def _function() -> Code:
     return llvm.function(str(CODE), rows.ENTRY, lambda: rows.emit(CODE), CODE.isa)
+
+
+def _build() -> int:
+    return _function().address
 
 
 def _again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,14 +63,21 @@ def test_a_damaged_entry_is_a_miss(cache: Path, monkeypatch: pytest.MonkeyPatch,
     _build()
     (entry,) = cache.glob("*.o")
     good = entry.read_bytes()
-    bad = {"truncated": good[:-9], "flipped": good[:99] + b"\x00\x01" + good[101:], "empty": b"", "foreign": b"x" * 5000}
+    bad = {
+        "truncated": good[:-9],
+        "flipped": good[:99] + b"\x00\x01" + good[101:],
+        "empty": b"",
+        "foreign": b"x" * 5000,
+    }
     entry.write_bytes(bad[damage])
     _again(monkeypatch)
     assert _build() > 0
     assert entry.read_bytes() == good
 
 
-def test_a_folder_that_cannot_be_written_costs_only_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_cannot_be_written_costs_only_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "file").write_text("not a folder")
     monkeypatch.setenv("AEROGEL_CACHE", str(tmp_path / "file" / "cache"))
     _again(monkeypatch)
@@ -76,7 +93,8 @@ def test_a_folder_others_may_write_is_not_used(cache: Path) -> None:
 
 def test_our_pages_are_never_writable_and_executable() -> None:
     """Looked up in the kernel's own list: the page of each address we call."""
-    addresses = [llvm.function("segment", segment.ENTRY, segment.emit, host().isa), _build()]
+    kept = [llvm.function("segment", segment.ENTRY, segment.emit, host().isa), _function()]
+    addresses = [code.address for code in kept]
     found = 0
     for line in Path("/proc/self/maps").read_text().splitlines():
         span, mode = line.split()[:2]
@@ -91,7 +109,11 @@ def test_objects_need_nothing_from_outside() -> None:
     """No undefined symbol: no libm, no compiler runtime, nothing to hijack."""
     import llvmlite.binding
 
-    for code in (CODE, rows.RowsCode("generic", Dtypes(), 3, ("bias", "silu", "add")), rows.RowsCode("avx2", Dtypes.of("f16"), 2)):
+    for code in (
+        CODE,
+        rows.RowsCode("generic", Dtypes(), 3, ("bias", "silu", "add")),
+        rows.RowsCode("avx2", Dtypes.of("f16"), 2),
+    ):
         llvm.object_code(rows.emit(code), code.isa)
         module = llvmlite.binding.parse_assembly(rows.emit(code))
         assert all(f.name.startswith("llvm.") for f in module.functions if f.is_declaration)
@@ -103,7 +125,9 @@ def test_avx512_uses_whole_registers() -> None:
     text = _assembly(llvm.object_code(rows.emit(code), "avx512"))
     fused = [line for line in text.splitlines() if "vfmadd" in line]
     assert len(fused) >= 8 * (sums.UNROLL + 1)
-    assert all("zmm" in line and "(" in line for line in fused), "one FMA with a memory operand for each vector"
+    assert all("zmm" in line and "(" in line for line in fused), (
+        "one FMA with a memory operand for each vector"
+    )
 
 
 def _assembly(code: bytes) -> str:
@@ -114,11 +138,13 @@ def _assembly(code: bytes) -> str:
 
 
 def test_code_for_a_better_cpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aerogel.target.features", lambda: features() - {"avx512f", "avx512fp16"})
+    monkeypatch.setattr("aerogel.ir.target.features", lambda: features() - {"avx512f", "avx512fp16"})
     host.cache_clear()
     try:
         assert "avx512" not in here_levels()
-        with pytest.raises(PlanMismatch, match=r"this code is for avx512; this machine runs avx2, generic\. Compile"):
+        with pytest.raises(
+            PlanMismatch, match=r"this code is for avx512; this machine runs avx2, generic\. Compile"
+        ):
             llvm.function("other", rows.ENTRY, lambda: rows.emit(CODE), "avx512")
     finally:
         host.cache_clear()
@@ -132,7 +158,7 @@ def test_state_of_the_process_is_left_alone() -> None:
     """MXCSR and the environment are what they were: nobody's subnormals are turned off."""
     script = (
         "import os; before = dict(os.environ); import aerogel, numpy as np\n"
-        "from aerogel.codegen import llvm, rows\nfrom aerogel.problem import Dtypes\n"
+        "from aerogel.codegen.cpu import llvm, rows\nfrom aerogel.ir.dtypes import Dtypes\n"
         "c = rows.RowsCode('generic', Dtypes(), 1)\n"
         "llvm.function(str(c), rows.ENTRY, lambda: rows.emit(c), c.isa)\n"
         "assert dict(os.environ) == before\n"
@@ -145,5 +171,61 @@ def test_addresses_are_callable_from_c() -> None:
     """An empty segment runs: the smallest proof that the linked page is code."""
     import numpy as np
 
-    walk = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(llvm.function("segment", segment.ENTRY, segment.emit, host().isa))
-    walk(np.zeros(len(segment.CONTEXT), np.int64).ctypes.data)
+    code = llvm.function("segment", segment.ENTRY, segment.emit, host().isa)
+    ctypes.CFUNCTYPE(None, ctypes.c_void_p)(code.address)(
+        np.zeros(len(segment.CONTEXT), np.int64).ctypes.data
+    )
+
+
+def test_large_mappings_do_not_abort_the_linker(ran: Callable[[str, int], None]) -> None:
+    if host().isa == "neon":
+        pytest.skip("the layout of memory that is built here is x86-64's")
+    ran("mapping", counts.count("mapping"))
+    for seed in counts.seeds("mapping"):
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.mapped", str(seed)], capture_output=True, text=True, timeout=120
+        )
+        assert done.stdout.startswith("linked 12"), f"seed {seed}: {done.returncode} {done.stderr[-500:]}"
+
+
+def _copy(code: Code) -> float:
+    """What a small generated function makes of a number."""
+    return float(ctypes.CFUNCTYPE(ctypes.c_double, ctypes.c_double)(code.address)(2.0))
+
+
+def _adds(i: int) -> Code:
+    text = f"define double @adds(double %x) {{ %y = fadd double %x, {float(i)}\n ret double %y }}"
+    return llvm.function(f"adds-{i}", "adds", lambda: text, "generic")
+
+
+def _executable() -> int:
+    """Pages of code that came from no file."""
+    lines = [
+        line for line in Path("/proc/self/maps").read_text().splitlines() if " r-xp 00000000 00:00 0" in line
+    ]
+    return (
+        sum(int(high, 16) - int(low, 16) for low, high in (line.split()[0].split("-") for line in lines))
+        // 4096
+    )
+
+
+def test_code_that_nothing_uses_is_freed(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four times as many as are kept: memory stays bounded, what is still held stays right, what was freed
+    comes back right."""
+    if host().isa == "neon":
+        pytest.skip("x86-64 code")
+    monkeypatch.setattr(llvm, "STRONG", 16)
+    monkeypatch.setattr(llvm, "_loaded", weakref.WeakValueDictionary())
+    monkeypatch.setattr(llvm, "_recent", OrderedDict())
+    held, before, dropped = _adds(0), _executable(), weakref.ref(_adds(1))
+    assert dropped() is not None, "used a moment ago"
+    for i in range(2, 64):
+        assert _copy(_adds(i)) == 2 + i
+    gc.collect()
+    assert dropped() is None
+    assert len(llvm._loaded) <= 17
+    assert len(llvm._recent) == 16
+    assert before + 8 < _executable() <= before + 40
+    assert _copy(held) == 2
+    assert _adds(0) is held
+    assert _copy(_adds(1)) == 3

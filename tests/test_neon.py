@@ -1,4 +1,5 @@
-"""AArch64: NEON code for every kernel, and a sample executed by qemu. (Emulated: right or wrong, never a speed.)"""
+"""AArch64: NEON code for every kernel, and a sample executed by qemu. (Emulated: right or wrong, never a
+speed.)"""
 
 from __future__ import annotations
 
@@ -12,23 +13,26 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from aerogel.candidate import POINTERS, Kernel
-from aerogel.codegen import blocks, lists, llvm, rows, tiles
-from aerogel.layout import NUMPY, Array
-from aerogel.methods import method
-from aerogel.problem import Conv, Dtypes
-from aerogel.target import Target
+from aerogel.codegen.cpu import blocks, lists, llvm, rows, tiles
+from aerogel.codegen.cpu.abi import POINTERS, Kernel
+from aerogel.ir.conv import Conv
+from aerogel.ir.dtypes import NUMPY, Dtypes
+from aerogel.ir.layout import Array
+from aerogel.ir.target import Target
+from aerogel.methods import cpu_form
+from tests import counts
 from tests.suite.cases import _EXACT, _HALF, _REAL, Case, case
 from tests.suite.run import Expected, worth_it
 from tests.suite.sweep import native
 
 NEON = Target("neon", ("fp16",), threads=2)
+SAMPLED = ("exact", "real", "half")
 TOOLS = ("qemu-aarch64", "aarch64-linux-gnu-gcc")
 
 
 @pytest.mark.parametrize("dtypes", [Dtypes(), *_HALF], ids=str)
 def test_every_kernel_has_a_neon_form(dtypes: Dtypes) -> None:
-    for vectors, epilogue in product((1, 7, 14), dict.fromkeys((*_EXACT, *_REAL))):
+    for vectors, epilogue in counts.some(list(product((1, 7, 14), dict.fromkeys((*_EXACT, *_REAL))))):
         steps = Conv(1, 1, epilogue=epilogue).steps
         texts = [rows.emit(rows.RowsCode("neon", dtypes, vectors, steps))]
         if vectors == 7:
@@ -43,11 +47,24 @@ def test_every_kernel_has_a_neon_form(dtypes: Dtypes) -> None:
             assert int.from_bytes(made[18:20], "little") == 183, "the machine in the ELF header is AArch64"
 
 
-@pytest.mark.skipif(not all(map(shutil.which, TOOLS)), reason=f"needs Debian's qemu-user and gcc-aarch64-linux-gnu: {TOOLS}")
-@pytest.mark.parametrize(("name", "kind", "seed"), list(product(native(), ("exact", "real", "half"), range(12))))
-def test_a_sample_runs_right_under_qemu(name: str, kind: str, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    one = case(kind, seed)
-    if method(name).refuse(one.conv, NEON, worth_it(one.weight)):
+@pytest.mark.skipif(
+    not all(map(shutil.which, TOOLS)), reason=f"needs Debian's qemu-user and gcc-aarch64-linux-gnu: {TOOLS}"
+)
+@pytest.mark.parametrize(
+    ("name", "kind", "number"),
+    list(product(native(), SAMPLED, range(counts.count("neon", 1 / len(SAMPLED))))),
+)
+def test_a_sample_runs_right_under_qemu(
+    name: str,
+    kind: str,
+    number: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    ran: Callable[[str, int], None],
+) -> None:
+    one = case(kind, counts.first() + number)
+    ran(f"neon: {name}", 1)
+    if cpu_form(name).refuse(one.conv, NEON, worth_it(one.weight)):
         pytest.skip("refused")
     emitted: list[tuple[str, Callable[[], str]]] = []
 
@@ -72,14 +89,18 @@ def test_a_sample_runs_right_under_qemu(name: str, kind: str, seed: int, tmp_pat
     ]
     subprocess.run(command, check=True)
     (tmp_path / "in").write_bytes(_slots(kernel, one))
-    subprocess.run(["qemu-aarch64", "-cpu", "max", tmp_path / "run", tmp_path / "in", tmp_path / "out"], check=True)
+    subprocess.run(
+        ["qemu-aarch64", "-cpu", "max", tmp_path / "run", tmp_path / "in", tmp_path / "out"], check=True
+    )
     y = np.fromfile(tmp_path / "out", NUMPY[one.conv.dtypes.output])
-    assert Expected(one).fault(kernel.writes.read(y, one.conv.y_shape)) is None
+    assert Expected(one).fault(kernel.writes.read(y, one.conv.y_shape)) is None, (
+        f"seed {one.seed} of {kind}: {one.conv}"
+    )
     assert kernel.writes.dirty_border(y, one.conv.y_shape) == 0
 
 
 def _kernel(name: str, one: Case) -> Kernel:
-    module = method(name)
+    module = cpu_form(name)
     points = list(module.configs(one.conv, NEON, worth_it(one.weight)))
     config = points[int(one.pick * len(points))]
     reads, writes = module.layouts(one.conv, config, NEON, one.border)
@@ -92,7 +113,9 @@ def _slots(kernel: Kernel, one: Case) -> bytes:
     reads, writes = kernel.reads, kernel.writes
     x = np.full(reads.elements(one.conv.x_shape), 0, NUMPY[one.conv.dtypes.input])
     reads.write(x, one.x)
-    y = np.frombuffer(b"\xff" * writes.elements(one.conv.y_shape) * writes.item_bytes, NUMPY[one.conv.dtypes.output])
+    y = np.frombuffer(
+        b"\xff" * writes.elements(one.conv.y_shape) * writes.item_bytes, NUMPY[one.conv.dtypes.output]
+    )
     residual = y.copy()
     if one.residual is not None:
         writes.write(residual, one.residual)

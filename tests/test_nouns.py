@@ -11,18 +11,28 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aerogel.candidate import Config, Stats
 from aerogel.errors import AerogelError, InvalidFile, ShapeError, UnsupportedModel
-from aerogel.graph import Graph, Node, Ref, Special
-from aerogel.layout import Layout
-from aerogel.plan import Choice, Plan, Timing
-from aerogel.problem import Conv, Dtypes
-from aerogel.target import EXTRAS, VECTOR_BYTES, Target, host
+from aerogel.ir.config import Config
+from aerogel.ir.conv import Conv
+from aerogel.ir.dtypes import Dtypes
+from aerogel.ir.graph import Graph, Node, Ref, Special
+from aerogel.ir.layout import Layout
+from aerogel.ir.plan import Choice, Plan, Timing
+from aerogel.ir.stats import Stats
+from aerogel.ir.target import EXTRAS, VECTOR_BYTES, Target, host
 
 small = st.integers(1, 9)
 kinds = st.sampled_from(["f32", "f16", "bf16"])
 epilogues = st.sampled_from(
-    [(), ("bias",), ("bias", "add", "relu"), ("silu", "add"), ("leaky0.1",), ("bias", "above0.25"), ("bias", "leaky1e-05")]
+    [
+        (),
+        ("bias",),
+        ("bias", "add", "relu"),
+        ("silu", "add"),
+        ("leaky0.1",),
+        ("bias", "above0.25"),
+        ("bias", "leaky1e-05"),
+    ]
 )
 
 
@@ -35,7 +45,11 @@ def convs(draw: st.DrawFn) -> Conv:
         (draw(small), draw(small), draw(small), draw(small)), (dh, dw), groups,
         Dtypes(draw(kinds), draw(kinds), draw(kinds), draw(kinds)), draw(epilogues),
     )  # fmt: skip
-    return conv.at(draw(st.integers(0, 3)), dh * r + draw(small), dw * s + draw(small)) if draw(st.booleans()) else conv
+    return (
+        conv.at(draw(st.integers(0, 3)), dh * r + draw(small), dw * s + draw(small))
+        if draw(st.booleans())
+        else conv
+    )
 
 
 @given(convs())
@@ -52,7 +66,15 @@ def test_the_contracts_example_parses() -> None:
 
 @given(st.text(max_size=60))
 def test_any_text_parses_or_is_refused(text: str) -> None:
-    for parse in (Conv.parse, Layout.parse, Target.parse, Config.parse, Graph.from_json, Plan.from_json, Stats.from_json):
+    for parse in (
+        Conv.parse,
+        Layout.parse,
+        Target.parse,
+        Config.parse,
+        Graph.from_json,
+        Plan.from_json,
+        Stats.from_json,
+    ):
         with suppress(AerogelError):
             parse(text)
 
@@ -79,8 +101,16 @@ def test_bad_convs_say_why(text: str, says: str) -> None:
 four = st.tuples(*[st.integers(0, 5)] * 4)
 
 
-@given(st.sampled_from(["planar", "contiguous", "channels_last"]), st.integers(1, 99), four, st.integers(0, 999), kinds)
-def test_layout_round_trips(kind: str, pitch: int, border: tuple[int, int, int, int], slack: int, dtype: str) -> None:
+@given(
+    st.sampled_from(["planar", "contiguous", "channels_last"]),
+    st.integers(1, 99),
+    four,
+    st.integers(0, 999),
+    kinds,
+)
+def test_layout_round_trips(
+    kind: str, pitch: int, border: tuple[int, int, int, int], slack: int, dtype: str
+) -> None:
     layout = Layout(kind, pitch, border, slack, dtype)
     assert Layout.parse(str(layout)) == layout
     phases = Layout("phases", pitch, border, slack, dtype, (2, 3), (1, 3))
@@ -132,7 +162,12 @@ def test_a_pitch_too_small_is_refused() -> None:
         Layout("planar", 7, (0, 1, 0, 0)).elements((1, 1, 3, 7))
 
 
-@given(st.sampled_from(sorted(VECTOR_BYTES)), st.sets(st.sampled_from(EXTRAS)), st.integers(1, 10**9), st.integers(1, 64))
+@given(
+    st.sampled_from(sorted(VECTOR_BYTES)),
+    st.sets(st.sampled_from(EXTRAS)),
+    st.integers(1, 10**9),
+    st.integers(1, 64),
+)
 def test_target_round_trips(isa: str, extras: set[str], size: int, threads: int) -> None:
     target = Target(isa, tuple(sorted(extras)), size, size + 1, size + 2, threads)
     assert Target.parse(str(target)) == target
@@ -173,21 +208,38 @@ def _graph() -> Graph:
     first = Node("a", "conv", (x, Ref("w")), conv=replace(conv, epilogue=()), layer="stem")
     second = Node("b", "conv", (a, Ref("w"), Ref("bias"), a), conv=replace(conv, c=8))
     third = Node("c", "aten.max_pool2d.default", (b, (2, 2)))
-    fourth = Node("d", "aten.full_like.default", (a, Special("float", "minus_inf")), {"dtype": Special("dtype", "float32")})
+    fourth = Node(
+        "d",
+        "aten.full_like.default",
+        (a, Special("float", "minus_inf")),
+        {"dtype": Special("dtype", "float32")},
+    )
     return Graph(("x",), ("w", "bias"), (first, second, third, fourth), (Ref("c"), Ref("a"), 3))
 
 
 def test_graph_round_trips() -> None:
     graph = _graph()
     assert Graph.from_json(graph.to_json()) == graph
-    assert graph.users() == {"x": ("a",), "w": ("a", "b"), "bias": ("b",), "a": ("b", "d", ""), "b": ("c",), "c": ("",), "d": ()}
+    assert graph.users() == {
+        "x": ("a",),
+        "w": ("a", "b"),
+        "bias": ("b",),
+        "a": ("b", "d", ""),
+        "b": ("c",),
+        "c": ("",),
+        "d": (),
+    }
     assert graph.nodes[1].conv_inputs() == ("a", "w", "bias", "a")
 
 
 @pytest.mark.parametrize(
     ("path", "value", "says"),
     [
-        ("nodes.1.args", [{"ref": "a"}, {"ref": "w"}, {"ref": "bias"}, {"ref": "z"}], "'z', which nothing before it gives"),
+        (
+            "nodes.1.args",
+            [{"ref": "a"}, {"ref": "w"}, {"ref": "bias"}, {"ref": "z"}],
+            "'z', which nothing before it gives",
+        ),
         ("nodes.1.name", "a", "stands for two values"),
         ("outputs", [{"ref": "q"}], "'q' is given by no node"),
         ("nodes.0.conv", None, "a conv node has a Conv"),

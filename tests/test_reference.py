@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from aerogel.problem import Conv
+from aerogel.ir.conv import Conv
 from aerogel.reference import activate, bound, convolve, from_float64, reference, to_float64
 from tests.suite.cases import case
 
@@ -30,7 +30,9 @@ def test_reference_is_torch_in_float64(seed: int) -> None:
     x, weight = rng.standard_normal(conv.x_shape), rng.standard_normal(conv.weight_shape)
     top, left, bottom, right = conv.pad
     padded = F.pad(torch.from_numpy(x), (left, right, top, bottom))
-    wanted = F.conv2d(padded, torch.from_numpy(weight), None, conv.stride, 0, conv.dilation, conv.groups).numpy()
+    wanted = F.conv2d(
+        padded, torch.from_numpy(weight), None, conv.stride, 0, conv.dilation, conv.groups
+    ).numpy()
     assert np.abs(convolve(x, weight, conv) - wanted).max() < 1e-12 * max(1.0, np.abs(wanted).max()) * 100
 
 
@@ -46,7 +48,9 @@ def test_activations_are_torchs(name: str) -> None:
 def test_epilogue_keeps_its_order(order: str) -> None:
     conv = Conv.parse(f"n2c3h5w4k2r1s1u1p0+{order}")
     rng = np.random.default_rng(0)
-    x, weight, bias, residual = (rng.standard_normal(s) for s in (conv.x_shape, conv.weight_shape, (2,), conv.y_shape))
+    x, weight, bias, residual = (
+        rng.standard_normal(s) for s in (conv.x_shape, conv.weight_shape, (2,), conv.y_shape)
+    )
     y = np.einsum("nchw,kc->nkhw", x, weight[:, :, 0, 0])
     for step in order.split("+"):
         match step:
@@ -62,7 +66,8 @@ def test_epilogue_keeps_its_order(order: str) -> None:
 
 
 def test_bound_is_the_papers_formula() -> None:
-    """By hand: four kept weights, a bias and a residual: six roundings of the sum of sizes, and four underflows."""
+    """By hand: four kept weights, a bias and a residual: six roundings of the sum of sizes, and four
+    underflows."""
     conv = Conv.parse("n1c4h1w1k1r1s1u1p0+bias+add")
     x, weight = np.array([1.0, -2.0, 3.0, 4.0]).reshape(conv.x_shape), np.full(conv.weight_shape, 0.5)
     got = bound(x, weight, conv, np.array([-1.0]), np.full(conv.y_shape, 2.0)).item()
@@ -85,11 +90,14 @@ def test_bound_holds_for_torch_and_sees_one_missing_tap() -> None:
 
 
 def test_bound_of_fp16_sums_is_by_block() -> None:
-    """Blocks summed in fp16 one product after the other, as kernels do, then in f32: inside the bound, and not far inside."""
+    """Blocks summed in fp16 one product after the other, as kernels do, then in f32: inside the bound, and
+    not far inside."""
     conv, rng = Conv.parse("n1c512h1w1k1r1s1u1p0:f16.f16.f16.f32"), np.random.default_rng(0)
     largest = dict.fromkeys((8, 64, 512), 0.0)
     for _ in range(200):
-        x, weight = (to_float64(from_float64(rng.random(s), "f16"), "f16") for s in (conv.x_shape, conv.weight_shape))
+        x, weight = (
+            to_float64(from_float64(rng.random(s), "f16"), "f16") for s in (conv.x_shape, conv.weight_shape)
+        )
         products = weight.ravel() * x.ravel()
         exact, slack = products.sum(), {c: bound(x, weight, conv, channels=c).item() for c in largest}
         assert slack[512] == bound(x, weight, conv).item()

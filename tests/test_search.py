@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from aerogel.candidate import Config
-from aerogel.graph import Graph, Node, Ref
-from aerogel.plan import Choice, Timing
-from aerogel.problem import Conv
-from aerogel.runtime.arena import Touch, place
+from aerogel.backends.cpu.lower.arena import Touch, place
+from aerogel.ir.config import Config
+from aerogel.ir.conv import Conv
+from aerogel.ir.graph import Graph, Node, Ref
+from aerogel.ir.plan import Choice, Timing
 from aerogel.tune.assign import Costs, assign
 from aerogel.tune.search import keep, pitched, runner_up, worth
 
@@ -25,7 +25,12 @@ RNG = np.random.default_rng(0)
         ("slower", [110.0] * 9, [100.0] * 9, False),
         ("one lucky outlier", [100.0] * 8 + [10.0], [100.0] * 9, False),
         ("one unlucky outlier", [50.0] * 8 + [900.0], [100.0] * 9, True),
-        ("noise that hits both alike", list(50 * np.linspace(1, 3, 9)), list(100 * np.linspace(1, 3, 9)), True),
+        (
+            "noise that hits both alike",
+            list(50 * np.linspace(1, 3, 9)),
+            list(100 * np.linspace(1, 3, 9)),
+            True,
+        ),
         ("equal under noise", list(100 * np.linspace(1, 3, 9)), list(100 * np.linspace(1, 3, 9)), False),
         ("bimodal: faster half the time", [50.0, 120.0] * 6, [100.0] * 12, False),
         ("bimodal, but always faster", [50.0, 90.0] * 6, [100.0] * 12, True),
@@ -37,12 +42,15 @@ def test_keep_or_drop(what: str, ours: list[float], dense: list[float], kept: bo
 
 def test_noise_alone_is_rarely_kept() -> None:
     """Two candidates of the same speed with 20 % noise each: the lower quartile rarely lies."""
-    wrong = sum(keep(Timing.of(*(list(100 * np.exp(RNG.normal(0, 0.2, 25))) for _ in range(2)))) for _ in range(500))
+    wrong = sum(
+        keep(Timing.of(*(list(100 * np.exp(RNG.normal(0, 0.2, 25))) for _ in range(2)))) for _ in range(500)
+    )
     assert wrong <= 5
 
 
 def test_who_is_timed_on() -> None:
-    """What is near the best of its method; of a method far behind only its best, so that explain has a time for it."""
+    """What is near the best of its method; of a method far behind only its best, so that explain has a time
+    for it."""
     methods = ["dense", "dense", "direct", "direct", "stridepack"]
     assert worth(methods, [100.0, 160.0, 50.0, 70.0, 90.0]) == [0, 2, 3, 4]
     assert worth(methods, [100.0, 101.0, 20.0, 40.0, 81.0]) == [0, 2, 4]
@@ -60,10 +68,10 @@ def test_a_layer_that_wins_by_less_than_its_copies_stays_dense() -> None:
     graph = _chain(3)
     dense = {"v0": 100.0, "v1": 100.0, "v2": 100.0}
     copies = dict.fromkeys(("x", "v0", "v1", "v2"), 20.0)
-    alone = Costs({"v0": 200.0, "v1": 70.0, "v2": 200.0}, dense, copies)
-    assert assign(graph, alone) == frozenset(), "30 saved, 40 spent on copies"
-    worth = Costs({"v0": 200.0, "v1": 50.0, "v2": 200.0}, dense, copies)
-    assert assign(graph, worth) == {"v1"}
+    alone = Costs({"v0": 200.0, "v1": 70.0, "v2": 200.0}, dense, copies, graph.users())
+    assert assign(alone) == frozenset(), "30 saved, 40 spent on copies"
+    worth = Costs({"v0": 200.0, "v1": 50.0, "v2": 200.0}, dense, copies, graph.users())
+    assert assign(worth) == {"v1"}
 
 
 def test_a_slower_layer_is_taken_along_where_that_saves_copies() -> None:
@@ -72,8 +80,9 @@ def test_a_slower_layer_is_taken_along_where_that_saves_copies() -> None:
         {"v0": 10.0, "v1": 110.0, "v2": 10.0},
         dict.fromkeys(("v0", "v1", "v2"), 100.0),
         dict.fromkeys(("x", "v0", "v1", "v2"), 20.0),
+        graph.users(),
     )
-    assert assign(graph, costs) == {"v0", "v1", "v2"}
+    assert assign(costs) == {"v0", "v1", "v2"}
 
 
 def test_assignment_is_the_best_of_all_on_small_graphs() -> None:
@@ -82,15 +91,16 @@ def test_assignment_is_the_best_of_all_on_small_graphs() -> None:
         graph = _chain(count)
         names = [n.name for n in graph.nodes]
         native, dense = ({n: float(RNG.uniform(10, 100)) for n in names} for _ in range(2))
-        costs = Costs(native, dense, {n: float(RNG.uniform(1, 40)) for n in ("x", *names)})
-        users = graph.users()
+        copies = {n: float(RNG.uniform(1, 40)) for n in ("x", *names)}
+        costs = Costs(native, dense, copies, graph.users())
         every = [frozenset(n for i, n in enumerate(names) if bits >> i & 1) for bits in range(2**count)]
-        best = min(costs.total(s, users) for s in every)
-        assert costs.total(assign(graph, costs), users) <= best * 1.1
+        best = min(costs.total(s) for s in every)
+        assert costs.total(assign(costs)) <= best * 1.1
 
 
 def _random_steps() -> tuple[list[Touch], dict[str, int], dict[str, tuple[str, int]]]:
-    """Values made one after the other from earlier ones; the values of "w" are parts of one whole, 64 bytes apart."""
+    """Values made one after the other from earlier ones; the values of "w" are parts of one whole, 64 bytes
+    apart."""
     sizes, inside, made, steps = {"w": 64 * 30}, dict[str, tuple[str, int]](), ["@in"], list[Touch]()
     for i in range(30):
         x, old = (made[int(RNG.integers(max(0, len(made) - 6), len(made)))] for _ in range(2))
@@ -136,4 +146,6 @@ def test_rows_of_whole_vectors_must_pay_for_the_whole_image_size() -> None:
     bad = pitched(choices, [{"a": [50.0] * 3, "b": [90.0] * 3}, {"a": [70.0] * 3, "b": [55.0] * 3}])
     assert [c.config["aligned"] for c in bad] == [0, 0], "20 won, 35 lost"
     assert "slower by more" in bad[0].reason
-    assert runner_up(good[0]) == good[0].config, "its second configuration would change the pitch of its neighbours"
+    assert runner_up(good[0]) == good[0].config, (
+        "its second configuration would change the pitch of its neighbours"
+    )

@@ -12,10 +12,10 @@ from torch import nn
 from torch.nn import functional as F
 
 import aerogel
-from aerogel import compiler
 from aerogel.capture.export import capture
 from aerogel.capture.separate import separate
-from tests.small_models import Skip, Small, right, sparse
+from aerogel.tune import whole
+from tests.small_models import Skip, Small, right, runs, sparse
 
 
 class Made(nn.Module):
@@ -79,45 +79,57 @@ def test_models_with_several_inputs() -> None:
 def test_the_same_answers(make: Any) -> None:
     model, x = sparse(make()), torch.randn(5, 3, 40, 40)
     fast = aerogel.compile(model, x[:1], tune="off")
-    plan = replace(fast.plan, apart=True)
+    plan = replace(fast.plan, image_by_image=True)
     apart = aerogel.compile(model, x, plan=plan)
-    assert apart.plan.apart
+    assert apart.plan.image_by_image
     assert torch.equal(apart(x), torch.cat([fast(image) for image in x.split(1)]))  # type: ignore[no-untyped-call]
     right(model, apart, x)
     assert apart(x[:0]).shape == fast(x[:0]).shape
-    assert len(apart._programs) == 2, "one image, and none"
+    assert len(runs(apart).programs) == 2, "one image, and none"
 
 
 def test_a_plan_cannot_take_images_apart_that_are_not() -> None:
     model, x = sparse(Made(MIXED["mean of the batch"])), torch.randn(2, 3, 8, 8)
     fast = aerogel.compile(model, x, tune="off")
     with pytest.raises(aerogel.PlanMismatch, match="image by image"):
-        aerogel.compile(model, x, plan=replace(fast.plan, apart=True))
+        aerogel.compile(model, x, plan=replace(fast.plan, image_by_image=True))
 
 
 @pytest.mark.parametrize(("first", "second", "apart"), [(900.0, 700.0, True), (700.0, 900.0, False)])
-def test_the_faster_way_is_taken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, first: float, second: float, apart: bool) -> None:
+def test_the_faster_way_is_taken(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, first: float, second: float, apart: bool
+) -> None:
     """Timings put in by hand."""
     model, x = sparse(Small()), torch.randn(4, 3, 40, 40)
 
     def timed(calls: list[Any], rounds: int, *_: int) -> list[list[float]]:
-        return [[1000.0] * rounds, [1000.0] * rounds, [500.0] * rounds] if len(calls) == 3 else [[first] * 5, [second] * 5]
+        return (
+            [[1000.0] * rounds, [1000.0] * rounds, [500.0] * rounds]
+            if len(calls) == 3
+            else [[first] * 5, [second] * 5]
+        )
 
-    monkeypatch.setattr(compiler, "interleaved", timed)
+    monkeypatch.setattr(whole, "interleaved", timed)
     fast = aerogel.compile(model, x, tune=0.01, store=tmp_path)
-    assert fast.plan.apart == apart
+    assert fast.plan.image_by_image == apart
     assert "a batch at once 0.9 ms, image by image 0.7 ms" in fast.notes or not apart
     assert all(c.conv.n == 1 for c in fast.plan.choices), "tuned on one image either way"
     right(model, fast, x)
     again = aerogel.compile(model, x, tune=0.01, store=tmp_path)
-    assert again.plan.apart == apart
+    assert again.plan.image_by_image == apart
     assert "from the store" in str(aerogel.explain(again))
 
 
 @pytest.mark.parametrize(("us", "apart"), [(5000.0, True), (500.0, False)])
-def test_for_one_image_its_time_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, us: float, apart: bool) -> None:
+def test_for_one_image_its_time_says(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, us: float, apart: bool
+) -> None:
     model, x = sparse(Small()), torch.randn(1, 3, 40, 40)
-    monkeypatch.setattr(compiler, "interleaved", lambda calls, rounds, *_: [[us * 3] * rounds] * (len(calls) - 1) + [[us] * rounds])
+    monkeypatch.setattr(
+        whole,
+        "interleaved",
+        lambda calls, rounds, *_: [[us * 3] * rounds] * (len(calls) - 1) + [[us] * rounds],
+    )
     fast = aerogel.compile(model, x, tune=0.01, store=tmp_path)
-    assert fast.plan.apart == apart
+    assert fast.plan.image_by_image == apart
     assert ("image by image" in str(aerogel.explain(fast))) == apart

@@ -1,4 +1,5 @@
-"""Tuning records: what is measured once is not measured again, and no file on disk can do more harm than cost time."""
+"""Tuning records: what is measured once is not measured again, and no file on disk can do more harm than cost
+time."""
 
 from __future__ import annotations
 
@@ -15,13 +16,15 @@ import pytest
 import torch
 
 import aerogel
-from aerogel import compiler, disk
-from aerogel.candidate import Config, Stats
-from aerogel.methods import method
-from aerogel.plan import Choice, Plan, Timing
-from aerogel.problem import Conv
-from aerogel.target import host
-from aerogel.tune import search
+from aerogel import disk
+from aerogel.backends.cpu.backend import Cpu
+from aerogel.ir.config import Config
+from aerogel.ir.conv import Conv
+from aerogel.ir.plan import Choice, Plan, Timing
+from aerogel.ir.stats import Stats
+from aerogel.ir.target import host
+from aerogel.methods import cpu_form
+from aerogel.tune import search, whole
 from aerogel.tune.store import Store, mask_digest
 from tests.small_models import Skip, right, sparse
 
@@ -30,11 +33,13 @@ CONV = Conv.parse("n1c16h9w9k8r3s3u1p1")
 
 def _weight(share: float = 0.9, seed: int = 0) -> Any:
     rng = np.random.default_rng(seed)
-    return (rng.standard_normal(CONV.weight_shape) * (rng.random(CONV.weight_shape) > share)).astype(np.float32)
+    return (rng.standard_normal(CONV.weight_shape) * (rng.random(CONV.weight_shape) > share)).astype(
+        np.float32
+    )
 
 
 def _choice(weight: Any, vectors: int = 2) -> Choice:
-    module = method("direct")
+    module = cpu_form("direct")
     config = next(c for c in module.configs(CONV, host(), Stats.of(weight)) if c["vectors"] == vectors)
     timing = Timing.of([1.0] * 3, [2.0] * 3)
     return Choice("", "", CONV, config, Stats.of(weight).sparsity, "", ((config, timing),), ())
@@ -45,7 +50,7 @@ def _no_timing(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("something was timed")
 
     monkeypatch.setattr(search, "interleaved", refuse)
-    monkeypatch.setattr(compiler, "interleaved", refuse)
+    monkeypatch.setattr(whole, "interleaved", refuse)
 
 
 def test_a_known_model_is_not_timed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,24 +78,26 @@ def test_an_answer_from_the_store_is_looked_at(tmp_path: Path, monkeypatch: pyte
     known = aerogel.compile(model, x, store=tmp_path)
     if known.how != "graph":
         pytest.skip("torch was faster here")
-    monkeypatch.setattr(compiler, "agree", lambda *_: False)
+    monkeypatch.setattr(whole, "alike", lambda *_: False)
     assert "answers differed" in str(aerogel.explain(aerogel.compile(model, x, store=tmp_path)))
 
 
 def test_layers_are_found_by_their_zeros(tmp_path: Path) -> None:
-    store, weight = Store(tmp_path, host()), _weight()
+    store, weight = Store(tmp_path, Cpu(host())), _weight()
     assert store.layer(CONV, weight, "fast") is None
     store.put_layer(weight, _choice(weight), "fast")
     assert store.layer(CONV, weight, "fast") == _choice(weight)
     assert store.layer(CONV, weight * 3, "fast") == _choice(weight), "the same zeros"
     assert store.layer(CONV, _weight(seed=1), "fast") is None
     assert store.layer(CONV, weight, "full") is None
-    assert Store(tmp_path, replace(host(), threads=2)).layer(CONV, weight, "fast") is None, "another world"
-    assert Store(tmp_path, host()).layer(CONV, weight, "fast") is not None
+    assert Store(tmp_path, Cpu(replace(host(), threads=2))).layer(CONV, weight, "fast") is None, (
+        "another world"
+    )
+    assert Store(tmp_path, Cpu(host())).layer(CONV, weight, "fast") is not None
 
 
 def test_a_record_under_another_name_is_a_miss(tmp_path: Path) -> None:
-    store, weight, other = Store(tmp_path, host()), _weight(), _weight(seed=1)
+    store, weight, other = Store(tmp_path, Cpu(host())), _weight(), _weight(seed=1)
     store.put_layer(weight, _choice(weight), "fast")
     (path,) = tmp_path.rglob("*.json")
     path.rename(path.with_stem(mask_digest(other)))
@@ -98,19 +105,23 @@ def test_a_record_under_another_name_is_a_miss(tmp_path: Path) -> None:
 
 
 def test_a_similar_layer_orders_the_candidates(tmp_path: Path) -> None:
-    store, weight, other = Store(tmp_path, host()), _weight(0.9), _weight(0.89, 1)
+    store, weight, other = Store(tmp_path, Cpu(host())), _weight(0.9), _weight(0.89, 1)
     unusual = _choice(weight, vectors=1).config
     store.put_layer(weight, _choice(weight, vectors=1), "fast")
     assert store.near(CONV, other, "fast") == (unusual,)
     assert store.near(CONV, _weight(0.5, 1), "fast") == (), "five times as dense"
-    choice = search.time_layer(CONV, other, host(), ("direct", "dense"), search.Effort(2, 1), store.near(CONV, other, "fast"))
-    assert [c for c, _ in choice.tried if c.method == "direct"] == [unusual], "half as many are tried, the known one first"
+    choice = search.time_layer(
+        Cpu(host()), CONV, other, ("direct", "dense"), search.Effort(2, 1), store.near(CONV, other, "fast")
+    )
+    assert [c for c, _ in choice.tried if c.method == "direct"] == [unusual], (
+        "half as many are tried, the known one first"
+    )
 
 
 def test_a_budget_in_seconds(tmp_path: Path) -> None:
     weight = _weight()
-    few = search.time_layer(CONV, weight, host(), ("direct",), search.Effort(200, 2, 1e-9))
-    many = search.time_layer(CONV, weight, host(), ("direct",), search.Effort(12, 2, 60.0))
+    few = search.time_layer(Cpu(host()), CONV, weight, ("direct",), search.Effort(200, 2, 1e-9))
+    many = search.time_layer(Cpu(host()), CONV, weight, ("direct",), search.Effort(12, 2, 60.0))
     assert sum(c.method == "direct" for c, _ in few.tried) == 1
     assert sum(c.method == "direct" for c, _ in many.tried) == 12
     for tune in ("quick", -1, True, float("nan"), None):
@@ -120,7 +131,7 @@ def test_a_budget_in_seconds(tmp_path: Path) -> None:
 
 def test_damage_is_a_miss(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Every truncation and every byte changed: the record or nothing."""
-    store, weight = Store(tmp_path, host()), _weight()
+    store, weight = Store(tmp_path, Cpu(host())), _weight()
     store.put_layer(weight, _choice(weight), "fast")
     (path,) = tmp_path.rglob("*.json")
     whole, rng = path.read_bytes(), np.random.default_rng(0)
@@ -148,7 +159,7 @@ def test_a_forged_record_is_a_miss(tmp_path: Path, old: str, new: str) -> None:
     """Its digest is right; what it asks for is not on offer."""
     import hashlib
 
-    store, weight = Store(tmp_path, host()), _weight()
+    store, weight = Store(tmp_path, Cpu(host())), _weight()
     store.put_layer(weight, _choice(weight), "fast")
     (path,) = tmp_path.rglob("*.json")
     text = json.dumps(json.loads(path.read_text())["body"], sort_keys=True)
@@ -161,7 +172,10 @@ def test_a_forged_record_is_a_miss(tmp_path: Path, old: str, new: str) -> None:
 
 def test_a_plan_asks_for_what_is_on_offer(small: Any) -> None:
     model, fast, x = small
-    worst = replace(fast.plan.choices[0], config=Config.make("direct", vectors=10**9, channels=8, groups=1, ahead=4, aligned=0))
+    worst = replace(
+        fast.plan.choices[0],
+        config=Config.make("direct", vectors=10**9, channels=8, groups=1, ahead=4, aligned=0),
+    )
     with pytest.raises(aerogel.PlanMismatch, match="is no configuration"):
         aerogel.compile(model, x, plan=replace(fast.plan, choices=(worst, *fast.plan.choices[1:])))
     old = replace(fast.plan.choices[0], config=Config.make("direct", vectors=2))
@@ -178,9 +192,9 @@ def test_a_store_that_cannot_be_written_costs_only_time(
     weight = _weight()
     blocked = tmp_path / "file"
     blocked.write_text("")
-    Store(blocked, host()).put_layer(weight, _choice(weight), "fast")
+    Store(blocked, Cpu(host())).put_layer(weight, _choice(weight), "fast")
     assert "is not kept" in caplog.text
-    store = Store(tmp_path / "full", host())
+    store = Store(tmp_path / "full", Cpu(host()))
 
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -188,6 +202,8 @@ def test_a_store_that_cannot_be_written_costs_only_time(
     monkeypatch.setattr(os, "fsync", full)
     store.put_layer(weight, _choice(weight), "fast")
     assert store.layer(CONV, weight, "fast") is None
-    assert not [f for f in tmp_path.rglob("*") if f.is_file() and f != blocked], "nothing half written is left behind"
+    assert not [f for f in tmp_path.rglob("*") if f.is_file() and f != blocked], (
+        "nothing half written is left behind"
+    )
     with pytest.raises(aerogel.AerogelError, match="not read yet"):
-        Store("s3://somewhere", host())
+        Store("s3://somewhere", Cpu(host()))

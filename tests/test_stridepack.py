@@ -8,14 +8,16 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from aerogel.candidate import Config, Packed, Stats
+from aerogel.backends.cpu import threads as pool
 from aerogel.errors import InvalidFile, PlanMismatch, ShapeError
-from aerogel.layout import Array
-from aerogel.methods import direct, stridepack
-from aerogel.problem import Conv
+from aerogel.ir.config import Config, Packed
+from aerogel.ir.conv import Conv
+from aerogel.ir.layout import Array
+from aerogel.ir.stats import Stats
+from aerogel.ir.target import Target, here_levels, host
+from aerogel.methods.direct import cpu as direct
+from aerogel.methods.stridepack import cpu as stridepack
 from aerogel.reference import reference
-from aerogel.runtime import pool
-from aerogel.target import Target, here_levels, host
 
 CONV = Conv.parse("n1c8h6w6k6r3s3u1p1")
 CONFIG = Config.make("stridepack", rows=2, columns=1, channels=4, groups=2, ahead=0)
@@ -23,18 +25,26 @@ CONFIG = Config.make("stridepack", rows=2, columns=1, channels=4, groups=2, ahea
 
 def _packed() -> tuple[Array, Packed]:
     rng = np.random.default_rng(3)
-    weight = (rng.standard_normal(CONV.weight_shape) * (rng.random(CONV.weight_shape) < 0.3)).astype(np.float32)
+    weight = (rng.standard_normal(CONV.weight_shape) * (rng.random(CONV.weight_shape) < 0.3)).astype(
+        np.float32
+    )
     return weight, stridepack.pack(weight, CONV, CONFIG)
 
 
 @pytest.mark.parametrize("isa", here_levels())
 @pytest.mark.parametrize("name", ["direct", "stridepack"])
 def test_every_register_block(name: str, isa: str) -> None:
-    """The suite goes through few blocks of kernels that depend on the shape; here is every one, exactly, on one problem."""
+    """The suite goes through few blocks of kernels that depend on the shape; here is every one, exactly, on
+    one problem."""
     module, target = {"direct": direct, "stridepack": stridepack}[name], host().lower(isa)
     conv, rng = Conv.parse("n1c6h15w61k5r3s3u1p1+bias+relu"), np.random.default_rng(0)
-    weight = (rng.integers(-8, 9, conv.weight_shape) * (rng.random(conv.weight_shape) < 0.3)).astype(np.float32)
-    x, bias = rng.integers(-8, 9, conv.x_shape).astype(np.float32), rng.integers(-8, 9, conv.k).astype(np.float32)
+    weight = (rng.integers(-8, 9, conv.weight_shape) * (rng.random(conv.weight_shape) < 0.3)).astype(
+        np.float32
+    )
+    x, bias = (
+        rng.integers(-8, 9, conv.x_shape).astype(np.float32),
+        rng.integers(-8, 9, conv.k).astype(np.float32),
+    )
     wanted = reference(x.astype(np.float64), weight.astype(np.float64), conv, bias.astype(np.float64))
     blocks: dict[object, Config] = {}
     for config in module.configs(conv, target, Stats.of(weight)):
@@ -63,7 +73,11 @@ def test_every_register_block(name: str, isa: str) -> None:
     ],
 )
 def test_refusals_name_the_property(text: str, says: str) -> None:
-    conv = Conv.parse(text) if "d90000" not in text else replace(Conv.parse("n1c8h90001w8k6r2s1u1p0"), dilation=(90_000, 1))
+    conv = (
+        Conv.parse(text)
+        if "d90000" not in text
+        else replace(Conv.parse("n1c8h90001w8k6r2s1u1p0"), dilation=(90_000, 1))
+    )
     assert says in str(stridepack.refuse(conv, Target("avx2", ("f16c",)), Stats(1, 1)))
 
 
@@ -78,14 +92,19 @@ def test_positions_are_two_bytes() -> None:
 
 def test_filters_are_dealt_so_that_groups_take_equal_time() -> None:
     conv, rng = Conv.parse("c64k256r1s1u1p0"), np.random.default_rng(0)
-    density = np.sort(rng.random(256))[:, None]  # filters grow denser: equal runs of them would be far from equal work
+    # filters grow denser: equal runs of them would be far from equal work
+    density = np.sort(rng.random(256))[:, None]
     weight = (rng.random((256, 64)) < density).astype(np.float32)[:, :, None, None]
-    packed = stridepack.pack(weight, conv, Config.make("stridepack", rows=1, columns=1, channels=64, groups=8, ahead=0))
+    packed = stridepack.pack(
+        weight, conv, Config.make("stridepack", rows=1, columns=1, channels=64, groups=8, ahead=0)
+    )
     edges, order = packed.arrays["group"], packed.arrays["filter"]
     work = [int(np.count_nonzero(weight[order[low:high]])) for low, high in pairwise(edges)]
     assert max(work) < 1.05 * min(work)
     grouped = Conv.parse("c64k256r1s1u1p0g4")
-    packed = stridepack.pack(weight[:, :16], grouped, Config.make("stridepack", rows=1, columns=1, channels=16, groups=3, ahead=0))
+    packed = stridepack.pack(
+        weight[:, :16], grouped, Config.make("stridepack", rows=1, columns=1, channels=16, groups=3, ahead=0)
+    )
     assert len(packed.arrays["group"]) == 4 * 3 + 1
     assert np.array_equal(stridepack.unpack(packed, grouped), weight[:, :16])
 
@@ -102,7 +121,9 @@ def test_every_damaged_array_is_found(name: str) -> None:
             damaged[-1][i] = value
     for bad in damaged:
         with pytest.raises(InvalidFile):
-            stridepack.unpack(Packed(packed.format, packed.version, {**packed.arrays, name: bad}, packed.meta), CONV)
+            stridepack.unpack(
+                Packed(packed.format, packed.version, {**packed.arrays, name: bad}, packed.meta), CONV
+            )
 
 
 def test_foreign_formats_are_refused() -> None:
@@ -125,7 +146,9 @@ def test_a_group_that_reads_other_channels_is_refused() -> None:
     mixed = packed.arrays["filter"][::-1].copy()
     mixed[[0, -1]] = mixed[[-1, 0]]
     with pytest.raises(InvalidFile, match="different channels"):
-        stridepack.unpack(Packed(packed.format, packed.version, {**packed.arrays, "filter": mixed}, packed.meta), conv)
+        stridepack.unpack(
+            Packed(packed.format, packed.version, {**packed.arrays, "filter": mixed}, packed.meta), conv
+        )
 
 
 def test_layouts_that_would_read_outside_are_refused() -> None:
@@ -133,7 +156,9 @@ def test_layouts_that_would_read_outside_are_refused() -> None:
     reads, writes = stridepack.layouts(CONV, CONFIG, host(), (1, 1, 1, 1))
     assert stridepack.build(packed, CONV, CONFIG, host(), reads, writes)
     wider, _ = stridepack.layouts(CONV, CONFIG, host(), (1, 1, 1, 1), 0, reads.pitch + 5)
-    assert stridepack.build(packed, CONV, CONFIG, host(), wider, writes), "input and output may have different pitches"
+    assert stridepack.build(packed, CONV, CONFIG, host(), wider, writes), (
+        "input and output may have different pitches"
+    )
     for bad in (
         (replace(reads, border=(0, 1, 1, 1)), writes),
         (replace(reads, slack=reads.slack - 1), writes),

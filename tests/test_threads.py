@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import numpy as np
 
-from aerogel.candidate import Kernel
-from aerogel.codegen import llvm
-from aerogel.codegen.emit import I64, PTR, Emit
-from aerogel.layout import Layout
-from aerogel.runtime import pool
-from aerogel.target import host
+from aerogel.backends.cpu import threads as pool
+from aerogel.codegen.cpu import llvm
+from aerogel.codegen.cpu.abi import Kernel
+from aerogel.codegen.cpu.emit import I64, PTR, Emit
+from aerogel.ir.layout import Layout
+from aerogel.ir.target import host
 from tests.suite.guard import Guarded
 
 COUNT = 4096
 
 
 def _counter() -> str:
-    """void count(int64 *a, thread, threads): adds 1 to each element of its share of the array at a[0]; a[1] is the stage.
+    """void count(int64 *a, thread, threads): adds 1 to each element of its share of the array at a[0]; a[1]
+    is the stage.
 
-    An element that is not at the stage's number when its turn comes shows that a barrier is missing: it gets a million.
+    An element that is not at the stage's number when its turn comes shows that a barrier is missing: it gets
+    a million.
     """
     from llvmlite import ir
 

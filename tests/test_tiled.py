@@ -1,4 +1,5 @@
-"""tilewise and blockgemm: which tiles they find, every register block, what they refuse, and what a damaged weight does to them."""
+"""tilewise and blockgemm: which tiles they find, every register block, what they refuse, and what a damaged
+weight does to them."""
 
 from __future__ import annotations
 
@@ -9,15 +10,18 @@ import numpy as np
 import pytest
 import torch
 
-from aerogel.candidate import Config, Packed, Stats, majority
+from aerogel.backends.cpu import threads as pool
 from aerogel.errors import InvalidFile, PlanMismatch
-from aerogel.layout import Array
-from aerogel.methods import blockgemm, tilewise
-from aerogel.problem import Conv
+from aerogel.formats import clusters
+from aerogel.ir.config import Config, Packed
+from aerogel.ir.conv import Conv
+from aerogel.ir.layout import Array
+from aerogel.ir.stats import Stats, majority
+from aerogel.ir.target import Target, here_levels, host
+from aerogel.methods.blockgemm import cpu as blockgemm
+from aerogel.methods.tilewise import cpu as tilewise
 from aerogel.pruning.masks import masks
 from aerogel.reference import reference
-from aerogel.runtime import pool
-from aerogel.target import Target, here_levels, host
 
 CONV = Conv.parse("n1c16h6w6k70r3s3u1p1")
 OPTIONS = {"filters": 4, "width": 2, "vectors": 4, "rows": 32, "channels": 8, "groups": 2, "ahead": 0}
@@ -26,11 +30,14 @@ BOTH = pytest.mark.parametrize("module", [tilewise, blockgemm], ids=["tilewise",
 
 def _pruned(conv: Conv, pattern: str, sparsity: float = 0.75, seed: int = 0) -> Array:
     weight = np.random.default_rng(seed).standard_normal(conv.weight_shape).astype(np.float32)
-    return np.asarray(weight * masks({"": torch.from_numpy(np.abs(weight))}, {"": sparsity}, pattern)[""].numpy())
+    return np.asarray(
+        weight * masks({"": torch.from_numpy(np.abs(weight))}, {"": sparsity}, pattern)[""].numpy()
+    )
 
 
 def _planted(filters: int = 128, positions: int = 400, clusters: int = 4) -> tuple[Array, Array]:
-    """Clusters of filters with positions of their own, shuffled, and a few nonzeros anywhere; and who belongs together."""
+    """Clusters of filters with positions of their own, shuffled, and a few nonzeros anywhere; and who belongs
+    together."""
     rng = np.random.default_rng(1)
     mask, order = rng.random((filters, positions)) < 0.02, rng.permutation(filters)
     for own in np.split(order, clusters):
@@ -61,7 +68,7 @@ def test_single_elements_of_tew_are_rows() -> None:
 
 def test_clusters_are_found_again() -> None:
     mask, order = _planted()
-    found = blockgemm.clusters(mask)
+    found = clusters.clusters(mask)
     assert {tuple(sorted(own)) for own in np.split(order, 4)} == {tuple(c.tolist()) for c in found}
     inside = sum(int(majority(mask[c]).sum()) for c in found)
     random = sum(int(majority(mask[c]).sum()) for c in np.split(np.arange(128), 4))
@@ -72,11 +79,20 @@ def test_clusters_are_found_again() -> None:
 @pytest.mark.parametrize("isa", here_levels())
 def test_every_register_block(module: ModuleType, isa: str) -> None:
     """Exactly, on one problem: tiles, what is left over, an empty filter, a last panel that is not full."""
-    target, conv, rng = host().lower(isa), Conv.parse("n1c6h15w21k37r3s3u1p1+bias+relu"), np.random.default_rng(0)
-    kept = np.repeat(rng.random((1, *conv.weight_shape[1:])) < 0.3, conv.k, axis=0) ^ (rng.random(conv.weight_shape) < 0.03)
+    target, conv, rng = (
+        host().lower(isa),
+        Conv.parse("n1c6h15w21k37r3s3u1p1+bias+relu"),
+        np.random.default_rng(0),
+    )
+    kept = np.repeat(rng.random((1, *conv.weight_shape[1:])) < 0.3, conv.k, axis=0) ^ (
+        rng.random(conv.weight_shape) < 0.03
+    )
     kept[5] = False
     weight = (rng.integers(1, 9, conv.weight_shape) * kept).astype(np.float32)
-    x, bias = rng.integers(-8, 9, conv.x_shape).astype(np.float32), rng.integers(-8, 9, conv.k).astype(np.float32)
+    x, bias = (
+        rng.integers(-8, 9, conv.x_shape).astype(np.float32),
+        rng.integers(-8, 9, conv.k).astype(np.float32),
+    )
     wanted = reference(x.astype(np.float64), weight.astype(np.float64), conv, bias.astype(np.float64))
     blocks: dict[tuple[int, int], Config] = {}
     for config in module.configs(conv, target, Stats.of(weight)):
@@ -120,11 +136,17 @@ def test_damage_is_found(module: ModuleType) -> None:
             with pytest.raises(InvalidFile):
                 unpack(**{name: bad})
     with pytest.raises(InvalidFile, match="outside the filter"):
-        unpack(tile_position=np.where(np.arange(len(a["tile_position"])) == 3, 16 * 9, a["tile_position"]).astype(np.int32))
+        unpack(
+            tile_position=np.where(
+                np.arange(len(a["tile_position"])) == 3, 16 * 9, a["tile_position"]
+            ).astype(np.int32)
+        )
     with pytest.raises(InvalidFile, match="another group"):
         unpack(member=np.where(a["member"] >= 0, 69 - a["member"], -1).astype(np.int32))
     with pytest.raises(InvalidFile, match="twice"):
-        unpack(member=np.where(np.arange(len(a["member"])) == 1, a["member"][0], a["member"]).astype(np.int32))
+        unpack(
+            member=np.where(np.arange(len(a["member"])) == 1, a["member"][0], a["member"]).astype(np.int32)
+        )
     with pytest.raises(InvalidFile, match="fit each other"):
         unpack(panel=a["panel"][:-1])
     with pytest.raises(InvalidFile, match="element type"):
@@ -144,7 +166,7 @@ def test_a_layout_without_slack_is_refused(module: ModuleType) -> None:
 
 def test_a_layer_pruned_tile_wise_is_no_twin_of_one_that_is_not() -> None:
     """Same problem, same sparsity: timed apart, because another method may win."""
-    from aerogel.graph import Graph, Node, Ref
+    from aerogel.ir.graph import Graph, Node, Ref
     from aerogel.tune.search import group_layers
 
     weights = {"a": _pruned(CONV, "tilewise", 0.75), "b": _pruned(CONV, "unstructured", 0.75)}

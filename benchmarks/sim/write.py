@@ -1,14 +1,17 @@
-"""One layer as a single .cu file: the kernel, the packed data, a check on the CPU and a main(). No Python needed to run it.
+r"""One layer as a single .cu file: the kernel, the packed data, a check on the CPU and a main(). No Python
+needed to run it.
 
-    python benchmarks/sim/write.py n1c32h28w28k32r3s3u1p1+bias+relu --method stridepack --sparsity 0.9 -o layer.cu
+    python benchmarks/sim/write.py n1c32h28w28k32r3s3u1p1+bias+relu \
+        --method stridepack --sparsity 0.9 -o layer.cu
     python benchmarks/sim/write.py CONV --method direct --config direct/chunk=256,... -o layer.cu
-    nvcc -arch=sm_75 -o layer layer.cu && ./layer          prints the largest error and microseconds; exit code 1 if it is wrong
+    nvcc -arch=sm_75 -o layer layer.cu && ./layer
+        prints the largest error and microseconds; exit code 1 if it is wrong
 
-Methods are those of aerogel.methods.gpu that are not in Triton, `baked` (stridepack with the weights in the code), `pooled`
-(actsparse with a 2x2 maximum after it) and `dense`, the fair opponent: every weight with stridepack's tiling. Half of x is zero. A
-problem in f16 (n1c32...:f16 with sums in f32, :f16.f16.f16.f16 in f16 within a stage) is written for direct and stridepack. Kept to
-what CUDA 11 and compute_70 accept, so that GPGPU-Sim can run it. Nothing here was run on a GPU; nvcc compiles one of each in the
-tests.
+Methods are those of aerogel.methods.gpu that are not in Triton, `baked` (stridepack with the weights in the
+code), `pooled` (actsparse with a 2x2 maximum after it) and `dense`, the fair opponent: every weight with
+stridepack's tiling. Half of x is zero. A problem in f16 (n1c32...:f16 with sums in f32, :f16.f16.f16.f16 in
+f16 within a stage) is written for direct and stridepack. Kept to what CUDA 11 and compute_70 accept, so that
+GPGPU-Sim can run it. Nothing here was run on a GPU; nvcc compiles one of each in the tests.
 """
 
 from __future__ import annotations
@@ -21,12 +24,15 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent.parent.parent))
 
-from aerogel.candidate import Config, Idle, Stats
 from aerogel.codegen.gpu.launch import Code, Launch, dialect
-from aerogel.layout import NUMPY, Array
-from aerogel.methods.gpu import actsparse, method
-from aerogel.problem import Conv, Dtypes, Pool
-from aerogel.target import Gpu
+from aerogel.ir.config import Config
+from aerogel.ir.conv import Conv, Pool
+from aerogel.ir.dtypes import NUMPY, Dtypes
+from aerogel.ir.layout import Array
+from aerogel.ir.stats import Idle, Stats
+from aerogel.ir.target import Gpu
+from aerogel.methods import gpu_form
+from aerogel.methods.actsparse import gpu as actsparse
 
 KINDS = ("direct", "stridepack", "baked", "dense", "actsparse", "pooled")
 POOL = Pool("max", (2, 2), (2, 2), (0, 0), (1, 1))
@@ -35,7 +41,9 @@ _NUMBERS = {np.int32: "int", np.int64: "LONG", np.float32: "float"}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("conv")
     parser.add_argument("--method", choices=KINDS, default="direct")
     parser.add_argument("--config", help="as explain() writes it; the method's first if left out")
@@ -46,7 +54,9 @@ def main() -> None:
     weight = np.random.default_rng(0).standard_normal(conv.weight_shape).astype(np.float32)
     weight *= np.random.default_rng(1).random(conv.weight_shape) >= given.sparsity
     weight = weight.astype(NUMPY[conv.dtypes.weight])
-    given.out.write_text(source(conv, weight, given.method, None if given.config is None else Config.parse(given.config)))
+    given.out.write_text(
+        source(conv, weight, given.method, None if given.config is None else Config.parse(given.config))
+    )
 
 
 def source(conv: Conv, weight: Array, kind: str, config: Config | None = None) -> str:
@@ -66,37 +76,61 @@ def source(conv: Conv, weight: Array, kind: str, config: Config | None = None) -
         block = f"dim3({launch.code.block[0]}, {launch.code.block[1]})"
         calls.append(f"    {launch.code.entry}<<<dim3{launch.grid}, {block}>>>({', '.join(given)});")
         kernels.append(launch.code.body())
-    names = [f"own_{n}_{i}" for n, one in enumerate(launches) for i, a in enumerate(one.arguments) if isinstance(a, np.ndarray)]
+    names = [
+        f"own_{n}_{i}"
+        for n, one in enumerate(launches)
+        for i, a in enumerate(one.arguments)
+        if isinstance(a, np.ndarray)
+    ]
     filters, position = np.nonzero(weight.reshape(conv.k, -1))
-    arrays += [_array("kept_filter", filters.astype(np.int32)), _array("kept_position", position.astype(np.int32))]
+    arrays += [
+        _array("kept_filter", filters.astype(np.int32)),
+        _array("kept_position", position.astype(np.int32)),
+    ]
     arrays.append(_array("kept_value", weight.reshape(conv.k, -1)[filters, position].astype(np.float32)))
     pooled, half = POOL if kind == "pooled" else None, conv.dtypes != Dtypes()
     y_rows, y_columns = conv.out if pooled is None else pooled.out(*conv.out)
     sizes = {
-        "N": conv.batch, "C": conv.c, "H": conv.size[0], "W": conv.size[1], "K": conv.k, "P": conv.out[0], "Q": conv.out[1],
-        "R": conv.r, "S": conv.s, "U": conv.stride[0], "V": conv.stride[1], "TOP": conv.pad[0], "LEFT": conv.pad[1],
-        "DH": conv.dilation[0], "DW": conv.dilation[1], "GROUPS": conv.groups, "LAST": int(last),
-        "YP": y_rows, "YQ": y_columns, "WINDOW": 1 if pooled is None else pooled.window[0], "HALVES": int(half),
-        "BLOCKS": int(max(np.prod(one.grid) for one in launches)),
+        "N": conv.batch, "C": conv.c, "H": conv.size[0], "W": conv.size[1], "K": conv.k, "P": conv.out[0],
+        "Q": conv.out[1], "R": conv.r, "S": conv.s, "U": conv.stride[0], "V": conv.stride[1], "TOP":
+        conv.pad[0], "LEFT": conv.pad[1], "DH": conv.dilation[0], "DW": conv.dilation[1], "GROUPS":
+        conv.groups, "LAST": int(last), "YP": y_rows, "YQ": y_columns, "WINDOW": 1 if pooled is None else
+        pooled.window[0], "HALVES": int(half), "BLOCKS": int(max(np.prod(one.grid) for one in launches)),
         "SCRATCH": max(4, *(one.scratch_bytes for one in launches)),
     }  # fmt: skip
-    check = "".join({"bias": "v += bias_[k];", "add": "v += residual_[at];"}.get(s, f"v = after_{s}(v);") for s in conv.steps)
-    text = _MAIN.replace("@UPLOADS", "\n".join(f"    UPLOAD({name});" for name in names)).replace("@CALLS", "\n".join(calls))
+    check = "".join(
+        {"bias": "v += bias_[k];", "add": "v += residual_[at];"}.get(s, f"v = after_{s}(v);")
+        for s in conv.steps
+    )
+    text = _MAIN.replace("@UPLOADS", "\n".join(f"    UPLOAD({name});" for name in names)).replace(
+        "@CALLS", "\n".join(calls)
+    )
     text = text.replace("@CHECK", check).replace("@PARAMETER", repr(float(np.float32(conv.parameter))))
     enums = "enum { " + ", ".join(f"{n}_ = {v}" for n, v in sizes.items()) + " };\n"
-    head = f"/* {conv} as {kind}: written by benchmarks/sim/write.py. */\n#include <cmath>\n#include <cstdio>\n#include <vector>\n"
+    head = (
+        f"/* {conv} as {kind}: written by benchmarks/sim/write.py. */\n#include <cmath>\n#include "
+        "<cstdio>\n#include <vector>\n"
+    )
     return "".join([head, dialect(), *kernels, *arrays, enums, text])
 
 
-def launches_of(conv: Conv, weight: Array, kind: str, config: Config | None, target: Gpu = TARGET) -> tuple[list[Launch], bool]:
+def launches_of(
+    conv: Conv, weight: Array, kind: str, config: Config | None, target: Gpu = TARGET
+) -> tuple[list[Launch], bool]:
     """The launches, and whether maps are channels_last."""
-    own = method({"pooled": "actsparse", "baked": "stridepack", "dense": "stridepack"}.get(kind, kind))
+    own = gpu_form({"pooled": "actsparse", "baked": "stridepack", "dense": "stridepack"}.get(kind, kind))
     stats = Stats.of(weight, Idle(50, 30, 20))
-    offered = [c for c in own.configs(conv, target, stats) if dict(c.options).get("baked", 0) == (kind == "baked")]
+    offered = [
+        c for c in own.configs(conv, target, stats) if dict(c.options).get("baked", 0) == (kind == "baked")
+    ]
     chosen = config or offered[0]
     packed = own.pack(weight, conv, chosen)
-    launches = own.build(packed, conv, chosen) if kind != "pooled" else actsparse.build(packed, conv, chosen, POOL)
-    return [opponent(conv, weight, launches[0])] if kind == "dense" else launches, own.LAYOUT == "channels_last"
+    launches = (
+        own.build(packed, conv, chosen) if kind != "pooled" else actsparse.build(packed, conv, chosen, POOL)
+    )
+    return [opponent(conv, weight, launches[0])] if kind == "dense" else launches, own.layout(
+        chosen
+    ) == "channels_last"
 
 
 def opponent(conv: Conv, weight: Array, sparse: Launch) -> Launch:
@@ -109,7 +143,9 @@ def opponent(conv: Conv, weight: Array, sparse: Launch) -> Launch:
     laid[: conv.c, :, :, : conv.k] = weight.transpose(1, 2, 3, 0)
     macros |= {"TAPS_R": conv.r, "TAPS_S": conv.s, "ROUNDED": rounded}
     macros |= {"DILATION_P": conv.dilation[0], "DILATION_Q": conv.dilation[1]}
-    code = Code("dense", sparse.code.block, tuple(macros.items()), conv.steps, ("element.h", "stage.h", "dense.cu"))
+    code = Code(
+        "dense", sparse.code.block, tuple(macros.items()), conv.steps, ("element.h", "stage.h", "dense.cu")
+    )
     first = next(i for i, a in enumerate(sparse.arguments) if isinstance(a, np.float32))
     arguments = ("x", "y", "bias", "residual", laid, *sparse.arguments[first:-2])  # but for groups
     return Launch(code, (sparse.grid[0], rounded // 32, conv.batch), arguments)
@@ -118,7 +154,9 @@ def opponent(conv: Conv, weight: Array, sparse: Launch) -> Launch:
 def _pointer(launch: Launch, number: int) -> str:
     """The type that the kernel takes: found in its source."""
     text = launch.code.text()
-    inside = text[text.index(f"\n{launch.code.entry}(") :].partition("(")[2].partition(")")[0].split(",")[number]
+    inside = (
+        text[text.index(f"\n{launch.code.entry}(") :].partition("(")[2].partition(")")[0].split(",")[number]
+    )
     return " ".join(word for word in inside.replace("*RESTRICT", "* ").split()[:-1] if word != "GLOBAL")
 
 
@@ -173,7 +211,8 @@ static unsigned short to_half(float v) /* to nearest, ties to even; not for numb
 static float from_half(unsigned short h)
 {
     int exponent = h >> 10 & 31;
-    float size = exponent ? std::ldexp((float)((h & 1023) | 1024), exponent - 25) : std::ldexp((float)(h & 1023), -24);
+    float size = exponent ? std::ldexp((float)((h & 1023) | 1024), exponent - 25)
+                          : std::ldexp((float)(h & 1023), -24);
     return h & 0x8000 ? -size : size;
 }
 /* Numbers as the device has them, and as floats again. */
@@ -201,7 +240,8 @@ int main()
 {
     std::vector<float> x((size_t)N_ * C_ * H_ * W_), y((size_t)N_ * K_ * YP_ * YQ_), bias_(K_);
     std::vector<float> residual_((size_t)N_ * K_ * P_ * Q_);
-    for (size_t i = 0; i < x.size(); ++i) x[i] = std::fmax(noise((unsigned)i), 0.0f); /* half of it zero, as after a ReLU */
+    for (size_t i = 0; i < x.size(); ++i)
+        x[i] = std::fmax(noise((unsigned)i), 0.0f); /* half of it zero, as after a ReLU */
     for (size_t i = 0; i < bias_.size(); ++i) bias_[i] = noise(7u + (unsigned)i);
     for (size_t i = 0; i < residual_.size(); ++i) residual_[i] = noise(99u + (unsigned)i);
     void *x_on, *y_on, *bias_on, *residual_on, *scratch_on, *counts_on;
@@ -217,10 +257,11 @@ int main()
     CALL(cudaMalloc(&residual_on, residual_.size() * item));
     CALL(cudaMalloc(&scratch_on, SCRATCH_));
     CALL(cudaMalloc(&counts_on, BLOCKS_ * 4));
-    CALL(cudaMemcpy(x_on, HALVES_ ? (void *)x16.data() : (void *)x.data(), x.size() * item, cudaMemcpyHostToDevice));
-    CALL(cudaMemcpy(bias_on, bias_.data(), bias_.size() * 4, cudaMemcpyHostToDevice));
-    CALL(cudaMemcpy(residual_on, HALVES_ ? (void *)residual16.data() : (void *)residual_.data(), residual_.size() * item,
+    CALL(cudaMemcpy(x_on, HALVES_ ? (void *)x16.data() : (void *)x.data(), x.size() * item,
                     cudaMemcpyHostToDevice));
+    CALL(cudaMemcpy(bias_on, bias_.data(), bias_.size() * 4, cudaMemcpyHostToDevice));
+    CALL(cudaMemcpy(residual_on, HALVES_ ? (void *)residual16.data() : (void *)residual_.data(),
+                    residual_.size() * item, cudaMemcpyHostToDevice));
 @UPLOADS
     cudaEvent_t began, ended;
     CALL(cudaEventCreate(&began));
@@ -232,7 +273,8 @@ int main()
     CALL(cudaEventSynchronize(ended));
     float ms = 0;
     CALL(cudaEventElapsedTime(&ms, began, ended));
-    CALL(cudaMemcpy(HALVES_ ? (void *)y16.data() : (void *)y.data(), y_on, y.size() * item, cudaMemcpyDeviceToHost));
+    CALL(cudaMemcpy(HALVES_ ? (void *)y16.data() : (void *)y.data(), y_on, y.size() * item,
+                    cudaMemcpyDeviceToHost));
     for (size_t i = 0; HALVES_ && i < y.size(); ++i) y[i] = from_half(y16[i]);
     std::vector<double> wanted(residual_.size(), 0.0), size(residual_.size(), 0.0);
     for (size_t j = 0; j < sizeof(kept_value) / 4; ++j) {

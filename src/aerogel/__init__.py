@@ -8,41 +8,42 @@ from typing import TYPE_CHECKING, Any
 from aerogel.errors import AerogelError, InvalidFile, PlanMismatch, ShapeError, UnsupportedModel
 
 if TYPE_CHECKING:
-    from aerogel.advice import Advice as Advice
-    from aerogel.advice import advise as advise
-    from aerogel.boosting import boost as boost
     from aerogel.compiler import compile as compile
+    from aerogel.pruning.advise import Advice as Advice
+    from aerogel.pruning.advise import advise as advise
+    from aerogel.pruning.boost import boost as boost
     from aerogel.pruning.prune import finalize as finalize
     from aerogel.pruning.prune import prune as prune
+    from aerogel.pruning.reprune import Repruned as Repruned
+    from aerogel.pruning.reprune import reprune as reprune
     from aerogel.pruning.schedule import Schedule as Schedule
     from aerogel.report.explain import Report as Report
     from aerogel.report.explain import explain as explain
-    from aerogel.repruning import Repruned as Repruned
-    from aerogel.repruning import reprune as reprune
     from aerogel.runtime.module import Compiled as Compiled
-    from aerogel.saved import load as load
-    from aerogel.saved import save as save
+    from aerogel.saved.file import load as load
+    from aerogel.saved.file import save as save
 
 __version__ = "0.1.0"
 _LATER = {
-    "advise": "aerogel.advice",
-    "Advice": "aerogel.advice",
-    "boost": "aerogel.boosting",
-    "reprune": "aerogel.repruning",
-    "Repruned": "aerogel.repruning",
+    "advise": "aerogel.pruning.advise",
+    "Advice": "aerogel.pruning.advise",
+    "boost": "aerogel.pruning.boost",
+    "reprune": "aerogel.pruning.reprune",
+    "Repruned": "aerogel.pruning.reprune",
     "compile": "aerogel.compiler",
     "Compiled": "aerogel.runtime.module",
     "explain": "aerogel.report.explain",
     "Report": "aerogel.report.explain",
-    "save": "aerogel.saved",
-    "load": "aerogel.saved",
+    "save": "aerogel.saved.file",
+    "load": "aerogel.saved.file",
     "prune": "aerogel.pruning.prune",
     "finalize": "aerogel.pruning.prune",
     "Schedule": "aerogel.pruning.schedule",
 }
 __all__ = [
-    "Advice", "AerogelError", "Compiled", "InvalidFile", "PlanMismatch", "Report", "Repruned", "Schedule", "ShapeError",
-    "UnsupportedModel", "__version__", "advise", "boost", "compile", "explain", "finalize", "load", "prune", "reprune", "save",
+    "Advice", "AerogelError", "Compiled", "InvalidFile", "PlanMismatch", "Report", "Repruned", "Schedule",
+    "ShapeError", "UnsupportedModel", "__version__", "advise", "boost", "compile", "explain", "finalize",
+    "load", "prune", "reprune", "save",
 ]  # fmt: skip
 
 

@@ -1,24 +1,60 @@
-"""What is kept between processes: one folder, files that appear whole or not at all."""
+"""What is kept between processes: one folder, files that appear whole or not at all.
+
+Machine code is read only where nobody else could have put it: the file and every folder above it belong to
+this user or to root, and neither group nor others may write there. A sticky folder of root's (/tmp) may stand
+above. Looking and reading use the same open file: the way down is walked folder by folder, each opened below
+the one before, and no link is followed on it.
+"""
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import logging
 import os
-import threading
-from collections.abc import Callable
+import secrets
+import shutil
+import stat
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 
 log = logging.getLogger("aerogel")
 _said: set[str] = set()
 
+LARGEST = 64 << 20
+"""Bytes of compiled code worth reading."""
+_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+
 
 def cache_folder() -> Path:
-    """Where compiled objects and tuning records are kept: $AEROGEL_CACHE, else the user's cache folder."""
+    """Where compiled objects and tuning records are kept: $AEROGEL_CACHE, the user's cache folder, or one for
+    this process."""
     chosen = os.environ.get("AEROGEL_CACHE")
     if chosen:
         return Path(chosen)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "aerogel"
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "aerogel"
+    except RuntimeError:  # no HOME, and a user without a name
+        return _for_this_process(os.getpid())
+
+
+@cache
+def _for_this_process(pid: int) -> Path:
+    """A folder with a name nobody can foresee, gone with the process."""
+    log.warning(
+        "this user has no home folder: compiled code is kept for this process only. Set "
+        "AEROGEL_CACHE to keep it."
+    )
+    try:
+        made = Path(tempfile.mkdtemp(prefix="aerogel-"))
+    except OSError:
+        return Path(os.devnull) / "aerogel"  # where nothing can be kept
+    atexit.register(lambda: shutil.rmtree(made, ignore_errors=True) if os.getpid() == pid else None)
+    return made
 
 
 def private_folder(folder: Path) -> None:
@@ -28,43 +64,114 @@ def private_folder(folder: Path) -> None:
 
 
 def compiled(name: str, make: Callable[[], bytes]) -> bytes:
-    """Compiled code from the cache, if it is whole; else made, and kept unless others could write there."""
-    path = cache_folder() / "objects" / name
+    """Compiled code from the cache, if it is whole and nobody else's; else made, and kept unless others could
+    write there."""
+    folder = cache_folder() / "objects"
     try:
-        raw = path.read_bytes()
-        if hashlib.sha256(raw[32:]).digest() == raw[:32]:
-            return raw[32:]
-        log.warning("ignoring a damaged cache entry: %s", path.name)
-    except OSError:
+        with _own(folder) as opened:
+            code = _digested(_content(name, opened))
+        if code is not None:
+            return code
+        log.warning("ignoring a damaged cache entry: %s", name)
+    except FileNotFoundError:
         pass
+    except OSError as why:
+        not_kept("compiled code", why)
     code = make()
     try:
-        private_folder(path.parent)
-        if path.parent.stat().st_uid != os.getuid() or path.parent.stat().st_mode & 0o022:
-            raise PermissionError(f"{path.parent} can be written by others")
-        write_whole(path, hashlib.sha256(code).digest() + code)
+        private_folder(folder)
+        with _own(folder) as opened:
+            if os.fstat(opened).st_uid != os.geteuid():
+                raise PermissionError(f"{folder} is root's")
+            _write(name, hashlib.sha256(code).digest() + code, opened, 0o644)
     except OSError as why:
         not_kept("compiled code", why)
     return code
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Temporary file, fsync, rename: a reader sees the old file, the new one or none, also after a crash. Raises OSError."""
-    private_folder(path.parent)
-    scratch = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}")
+def _digested(raw: bytes) -> bytes | None:
+    return raw[32:] if hashlib.sha256(raw[32:]).digest() == raw[:32] else None
+
+
+@contextmanager
+def _own(folder: Path) -> Iterator[int]:
+    """The folder, opened; a PermissionError where somebody else could have written there. Links above it are
+    resolved once, and what they lead to is looked at."""
+    real = Path(os.path.realpath(folder))
+    opened = os.open("/", _READ | os.O_DIRECTORY)
     try:
-        with open(scratch, "wb") as out:
+        for i, part in enumerate(real.parts):
+            if i > 0:
+                below = os.open(part, _READ | os.O_DIRECTORY, dir_fd=opened)
+                os.close(opened)
+                opened = below
+            _trusted(os.fstat(opened), Path(*real.parts[: i + 1]), last=i + 1 == len(real.parts))
+        yield opened
+    finally:
+        os.close(opened)
+
+
+def _trusted(found: os.stat_result, path: Path, last: bool) -> None:
+    if found.st_uid not in (0, os.geteuid()):
+        raise PermissionError(f"{path} belongs to another user: set AEROGEL_CACHE to a folder of your own")
+    sticky = found.st_uid == 0 and found.st_mode & stat.S_ISVTX and not last
+    if found.st_mode & 0o022 and not sticky:
+        raise PermissionError(
+            f"others can write to {path}: chmod go-w {path}, or set AEROGEL_CACHE to a folder of your own"
+        )
+
+
+def _content(name: str, folder: int) -> bytes:
+    opened = os.open(name, _READ | os.O_NONBLOCK, dir_fd=folder)
+    with open(opened, "rb") as file:
+        found = os.fstat(opened)
+        _trusted(found, Path(name), last=True)
+        if not stat.S_ISREG(found.st_mode):
+            raise PermissionError(f"{name} is no file")
+        return file.read(LARGEST)
+
+
+def read_small(path: Path, most: int) -> bytes:
+    """A file's bytes. An OSError where there is none, it is no plain file, or it has more than `most`."""
+    opened = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    with open(opened, "rb") as file:
+        found = os.fstat(opened)
+        if not stat.S_ISREG(found.st_mode) or found.st_size > most:
+            raise PermissionError(f"{path.name} is no file of up to {most} bytes")
+        return file.read(most)
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Temporary file, fsync, rename: a reader sees the old file, the new one or none, also after a crash.
+    Raises OSError."""
+    private_folder(path.parent)
+    opened = os.open(path.parent, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY)
+    try:
+        _write(path.name, content, opened, 0o666)
+    finally:
+        os.close(opened)
+
+
+def _write(name: str, content: bytes, folder: int, mode: int) -> None:
+    """The scratch file is a new one under a name nobody can foresee: nothing that stands there is written
+    to."""
+    scratch = f"{name[:40]}.{secrets.token_hex(8)}"
+    opened = os.open(scratch, _NEW, mode, dir_fd=folder)
+    try:
+        with open(opened, "wb") as out:
             out.write(content)
             out.flush()
             os.fsync(out.fileno())
-        os.replace(scratch, path)
+        os.replace(scratch, name, src_dir_fd=folder, dst_dir_fd=folder)
     except OSError:
-        scratch.unlink(missing_ok=True)
+        with suppress(OSError):
+            os.unlink(scratch, dir_fd=folder)
         raise
 
 
 def not_kept(what: str, why: OSError) -> None:
-    """Say that nothing can be kept, once in a process: a full disk costs time, not a line for every kernel."""
+    """Say that nothing can be kept, once in a process: a full disk costs time, not a line for every
+    kernel."""
     if not _said:
         _said.add(what)
         log.warning("%s is not kept, so it is made again: %s. Later failures are not said.", what, why)

@@ -5,11 +5,30 @@ AerogelError
 ├── InvalidFile        a file or string that is not what it claims to be
 ├── PlanMismatch       a plan made for another machine, thread count or layout
 └── ShapeError         sizes that do not fit, are missing or overflow
+
+Remedies are Python's; the command line says its own in their place (cli/words.py). Names in a message may
+come from a file, so what a terminal would obey is shown and not sent.
 """
 
 
+def printable(text: object) -> str:
+    """One line that a terminal only shows: line ends are spaces, other control and direction characters are
+    written out."""
+    line = str(text)
+    line = " ".join(line.split()) if "\n" in line or "\t" in line else line
+    return (
+        line
+        if line.isprintable()
+        else "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
+    )
+
+
 class AerogelError(Exception):
-    """Anything aerogel refuses to do."""
+    """Anything aerogel refuses to do. A message often quotes a file: no control character in it reaches a
+    terminal."""
+
+    def __str__(self) -> str:
+        return printable(super().__str__())
 
 
 class UnsupportedModel(AerogelError):

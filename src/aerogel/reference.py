@@ -1,10 +1,11 @@
 """The only oracle: convolution and epilogue in float64, and the error a correct kernel may show.
 
-|y - y64| <= g(K+1) S + K 2^-149, with K the kept weights that meet input, u = 2^-24, g(n) = n u / (1 - n u) and
-S = |bias| + |residual| + sum |w x|. It holds for any order of summation, fused or not; g(K+2) with a residual. Activations that
-stretch (SiLU at most 1.1 times, Hardswish 1.5) stretch it too and add 4 ulp. A stored type other than f32 adds its own half ulp.
-Sums in fp16 go to f32 after every block of channels, so each block adds g(k) s + k 2^-24 of its own, with fp16's u = 2^-11, the k
-kept weights and the s = sum |w x| of that block: halve the block and this part about halves.
+|y - y64| <= g(K+1) S + K 2^-149, with K the kept weights that meet input, u = 2^-24, g(n) = n u / (1 - n u)
+and S = |bias| + |residual| + sum |w x|. It holds for any order of summation, fused or not; g(K+2) with a
+residual. Activations that stretch (SiLU at most 1.1 times, Hardswish 1.5) stretch it too and add 4 ulp. A
+stored type other than f32 adds its own half ulp. Sums in fp16 go to f32 after every block of channels, so
+each block adds g(k) s + k 2^-24 of its own, with fp16's u = 2^-11, the k kept weights and the s = sum |w x|
+of that block: halve the block and this part about halves.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aerogel.errors import ShapeError
-from aerogel.layout import Array
-from aerogel.problem import Conv
+from aerogel.ir.conv import Conv
+from aerogel.ir.layout import Array
 
 F64 = NDArray[np.float64]
 
@@ -42,9 +43,12 @@ def from_float64(array: F64, dtype: str) -> Array:
 
 
 def convolve(x: F64, weight: F64, conv: Conv) -> F64:
-    """Plain convolution in float64, one tap at a time. Taps with no weight are skipped: 0 * Inf is not part of the promise."""
+    """Plain convolution in float64, one tap at a time. Taps with no weight are skipped: 0 * Inf is not part
+    of the promise."""
     if x.shape != conv.x_shape or weight.shape != conv.weight_shape:
-        raise ShapeError(f"{conv} takes x {conv.x_shape} and weight {conv.weight_shape}, not {x.shape} and {weight.shape}")
+        raise ShapeError(
+            f"{conv} takes x {conv.x_shape} and weight {conv.weight_shape}, not {x.shape} and {weight.shape}"
+        )
     n, k, p, q = conv.y_shape
     (top, left, bottom, right), (u, v), (dh, dw), g = conv.pad, conv.stride, conv.dilation, conv.groups
     padded = np.zeros((n, conv.c, conv.size[0] + top + bottom, conv.size[1] + left + right))
@@ -54,7 +58,9 @@ def convolve(x: F64, weight: F64, conv: Conv) -> F64:
         for j in range(conv.s):
             tap = weight[:, :, i, j].reshape(g, k // g, conv.c // g)
             if tap.any():
-                window = padded[:, :, i * dh : i * dh + (p - 1) * u + 1 : u, j * dw : j * dw + (q - 1) * v + 1 : v]
+                window = padded[
+                    :, :, i * dh : i * dh + (p - 1) * u + 1 : u, j * dw : j * dw + (q - 1) * v + 1 : v
+                ]
                 y += tap @ window.reshape(n, g, conv.c // g, p * q)
     return y.reshape(n, k, p, q)
 
@@ -95,7 +101,12 @@ def reference(x: F64, weight: F64, conv: Conv, bias: F64 | None = None, residual
 
 
 def bound(
-    x: F64, weight: F64, conv: Conv, bias: F64 | None = None, residual: F64 | None = None, channels: int | None = None
+    x: F64,
+    weight: F64,
+    conv: Conv,
+    bias: F64 | None = None,
+    residual: F64 | None = None,
+    channels: int | None = None,
 ) -> F64:
     """How far each output may be from `reference`. Inputs are the stored ones, already rounded.
 

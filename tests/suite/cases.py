@@ -1,8 +1,9 @@
 """Seeded cases: a Conv, its weight, inputs. The same seed gives the same case for every method and ISA.
 
-Four kinds: exact (small integers, so that a wrong tap cannot hide in a tolerance), real (wide-range numbers, the float64 bound),
-edges (pairs of awkward properties, all of them covered) and special (NaN, Inf, -0, subnormals, the largest floats); and the same
-in fp16 and bf16: half (exact and real), half-edges, half-special.
+Four kinds: exact (small integers, so that a wrong tap cannot hide in a tolerance), real (wide-range numbers,
+the float64 bound), edges (pairs of awkward properties, all of them covered) and special (NaN, Inf, -0,
+subnormals, the largest floats); and the same in fp16 and bf16: half (exact and real), half-edges,
+half-special.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from aerogel.layout import Array
-from aerogel.problem import Conv, Dtypes
+from aerogel.ir.conv import Conv
+from aerogel.ir.dtypes import Dtypes
+from aerogel.ir.layout import Array
 from aerogel.reference import F64, from_float64, to_float64
+from tests.counts import APART
 from tests.suite.pairs import cover
 
 KINDS = ("exact", "real", "edges", "special", "half", "half-edges", "half-special", "idle", "idle-special")
@@ -24,16 +27,28 @@ ZEROS = (0.0, 0.5, 0.9, 0.99, 1.0)
 EDGE_FAMILIES = 6
 
 _EXACT: tuple[tuple[str, ...], ...] = (
-    (), ("bias",), ("bias", "relu"), ("bias", "add", "relu"), ("bias", "relu6"), ("bias", "leaky0.5"), ("relu", "add"),
-    ("bias", "add", "above2"),
+    (), ("bias",), ("bias", "relu"), ("bias", "add", "relu"), ("bias", "relu6"), ("bias", "leaky0.5"),
+    ("relu", "add"), ("bias", "add", "above2"),
 )  # fmt: skip
-_REAL = (*_EXACT[:6], ("bias", "leaky0.1", "add"), ("bias", "silu"), ("bias", "hardswish"), ("bias", "silu", "add"))
-_HALF = (Dtypes.of("f16"), Dtypes("f16", "f16", "f16", "f16"), Dtypes.of("bf16"), Dtypes("bf16", "f32", "f32", "f32"))
+_REAL = (
+    *_EXACT[:6],
+    ("bias", "leaky0.1", "add"),
+    ("bias", "silu"),
+    ("bias", "hardswish"),
+    ("bias", "silu", "add"),
+)
+_HALF = (
+    Dtypes.of("f16"),
+    Dtypes("f16", "f16", "f16", "f16"),
+    Dtypes.of("bf16"),
+    Dtypes("bf16", "f32", "f32", "f32"),
+)
 
 
 @dataclass(frozen=True)
 class Case:
-    """Stored arrays (rounded to their element types) of one problem. `pick` selects among a method's configurations."""
+    """Stored arrays (rounded to their element types) of one problem. `pick` selects among a method's
+    configurations."""
 
     kind: str
     seed: int
@@ -55,15 +70,21 @@ class Case:
 
 
 def case(kind: str, seed: int, families: int = 0) -> Case:
-    """`families`: kernel, stride, dilation, epilogue and element types come from so many drawings, for methods whose code depends
-    on them: LLVM would take most of the time. Everything else differs from case to case."""
+    """`families`: kernel, stride, dilation, epilogue and element types come from so many drawings, for
+    methods whose code depends on them: LLVM would take most of the time. Everything else differs from case to
+    case; another run has other families."""
     rng = np.random.default_rng([KINDS.index(kind), seed])
     edge, half = kind.endswith("edges"), kind.startswith("half")
-    few = np.random.default_rng([KINDS.index(kind), seed % (EDGE_FAMILIES if edge else families)]) if families else rng
+    family = seed // APART * families + seed % APART % (EDGE_FAMILIES if edge else max(1, families))
+    few = np.random.default_rng([KINDS.index(kind), family]) if families else rng
     if edge:
         conv, density, empty = _edge(seed % len(edges()))
     else:
-        conv, density, empty = _shape(kind, rng, few), float(rng.choice([0.05, 0.1, 0.3, 0.6])), bool(rng.random() < 0.05)
+        conv, density, empty = (
+            _shape(kind, rng, few),
+            float(rng.choice([0.05, 0.1, 0.3, 0.6])),
+            bool(rng.random() < 0.05),
+        )
     exact = kind == "exact" or ((edge or kind in ("half", "idle")) and seed % 2 == 0)
     menu = _EXACT if exact else _REAL
     conv = replace(conv, epilogue=menu[few.integers(len(menu))])
@@ -92,9 +113,12 @@ def case(kind: str, seed: int, families: int = 0) -> Case:
 
 
 def _in_tiles(rng: np.random.Generator, conv: Conv, density: float) -> NDArray[np.bool_]:
-    """What tile-wise pruning keeps: the same positions for a few filters, now and then another or one less."""
+    """What tile-wise pruning keeps: the same positions for a few filters, now and then another or one
+    less."""
     tile = int(rng.choice([2, 8, 32]))
-    kept = np.repeat(rng.random((-(-conv.k // tile), *conv.weight_shape[1:])) < density, tile, axis=0)[: conv.k]
+    kept = np.repeat(rng.random((-(-conv.k // tile), *conv.weight_shape[1:])) < density, tile, axis=0)[
+        : conv.k
+    ]
     return np.asarray(kept ^ (rng.random(conv.weight_shape) < rng.choice([0, 0.02])))
 
 
@@ -113,7 +137,8 @@ def _shapes(conv: Conv) -> tuple[tuple[int, ...], ...]:
 
 def _numbers(rng: np.random.Generator, shape: tuple[int, ...], exact: bool, conv: Conv) -> F64:
     half = conv.dtypes != Dtypes()
-    if exact:  # every sum fits the significand: 24 bits, or 11 (fp16); what is stored in 8 (bf16) is the rounded sum
+    # every sum fits the significand: 24 bits, or 11 (fp16); what is stored in 8 (bf16) is the rounded sum
+    if exact:
         most = 1 if half else 32
         return rng.integers(-most, most + 1, shape).astype(np.float64)
     wide = np.exp2(rng.integers(-3, 3, shape) if half else rng.integers(-12, 12, shape))
@@ -172,7 +197,12 @@ def edges() -> tuple[tuple[int, ...], ...]:
 def _edge(index: int) -> tuple[Conv, float, bool]:
     """The Conv of one row; the input is as large as the wanted output needs, at least one pixel."""
     q, c, k, kernel, pad, stride, dilation, groups, density, n, p = edges()[index]
-    (r, s), (u, v), (dh, dw), (top, left, bottom, right) = _KERNEL[kernel], _STRIDE[stride], _DILATION[dilation], _PAD[pad]
+    (r, s), (u, v), (dh, dw), (top, left, bottom, right) = (
+        _KERNEL[kernel],
+        _STRIDE[stride],
+        _DILATION[dilation],
+        _PAD[pad],
+    )
     channels, filters = _C[c], _K[k]
     if _GROUPS[groups] == "two":
         channels, filters = channels + channels % 2, filters + filters % 2

@@ -1,5 +1,5 @@
-"""The same cases on an OpenCL device (PoCL) or in Triton's interpreter, between guard pages: both work on the host's memory where
-it lies.
+"""The same cases on an OpenCL device (PoCL) or in Triton's interpreter, between guard pages: both work on the
+host's memory where it lies.
 
 python -m tests.suite.gpu --method direct --kind exact --count 200        many cases
 python -m tests.suite.gpu --method direct --kind exact --seed 7           one of them
@@ -16,12 +16,14 @@ from typing import Any
 
 import numpy as np
 
-from aerogel.candidate import Config, Stats
-from aerogel.layout import NUMPY, Array
-from aerogel.methods.gpu import METHODS, Method, method
+from aerogel.backends.gpu.opencl import OpenCL
+from aerogel.ir.config import Config
+from aerogel.ir.dtypes import NUMPY
+from aerogel.ir.layout import Array
+from aerogel.ir.stats import Stats
+from aerogel.ir.target import Gpu
+from aerogel.methods import METHODS, GpuForm, gpu_form
 from aerogel.reference import to_float64
-from aerogel.runtime.gpu.opencl import OpenCL
-from aerogel.target import Gpu
 from tests.suite import interpreter
 from tests.suite.cases import Case, case
 from tests.suite.guard import Guarded
@@ -30,7 +32,8 @@ from tests.suite.sweep import Sweep
 
 TRITON = ("tilewise", "blockgemm")
 WIDE = 512
-"""Pixels of a program in the interpreter, at most, seven times of eight: an operation costs it about the same for many."""
+"""Pixels of a program in the interpreter, at most, seven times of eight: an operation costs it about the same
+for many."""
 
 FAMILIES = {"opencl": 4, "cuda": 12}
 """Shapes of kernels, each met many times: what code depends on is compiled once, which takes PoCL seconds."""
@@ -53,48 +56,58 @@ def target(name: str) -> Gpu:
     return Gpu("cuda", "sm_80", 108, 166912, tf32=True) if name in TRITON else device().target
 
 
-def stats(own: Method, one: Case) -> Stats:
+def stats(own: GpuForm, one: Case) -> Stats:
     """Of methods that look for tiles or zeros of x every case is wanted, whether it pays or not."""
     return worth_it(one.weight) if own.NAME in TILED else Stats.of(one.weight)
 
 
-def config(own: Method, one: Case) -> Config:
-    """One of FEW configurations of the case's shape: the first, and others by the shape. Every eighth case has its weights in the
-    code where that is offered, for which it is compiled."""
+def config(own: GpuForm, one: Case) -> Config:
+    """One of FEW configurations of the case's shape: the first, and others by the shape. Every eighth case
+    has its weights in the code where that is offered, for which it is compiled."""
     every = list(own.configs(one.conv, target(own.NAME), stats(own, one)))
     baked = [c for c in every if dict(c.options).get("baked")]
     if baked and one.seed % 8 == 0:
         return baked[0]
     offered = [c for c in every if c not in baked]
-    shape = zlib.crc32(str((one.conv.r, one.conv.s, one.conv.stride, one.conv.dilation, one.conv.epilogue)).encode())
+    shape = zlib.crc32(
+        str((one.conv.r, one.conv.s, one.conv.stride, one.conv.dilation, one.conv.epilogue)).encode()
+    )
     few = [offered[0], *(offered[shape // (i + 1) % len(offered)] for i in range(1, FEW))]
     chosen = few[int(one.pick * FEW)]
     if own.NAME in TRITON and one.seed % 8:
         pixels = one.conv.batch * one.conv.out[0] * one.conv.out[1]
-        return Config.make(own.NAME, **(dict(chosen.options) | {"pixels": min(WIDE, max(16, 1 << (pixels - 1).bit_length()))}))
+        return Config.make(
+            own.NAME,
+            **(dict(chosen.options) | {"pixels": min(WIDE, max(16, 1 << (pixels - 1).bit_length()))}),
+        )
     return chosen
 
 
-def faults(own: Method, one: Case, expected: Expected) -> str | None:
+def faults(own: GpuForm, one: Case, expected: Expected) -> str | None:
     """None, or the first thing wrong."""
     chosen = config(own, one)
     packed, stored = own.pack(one.weight, one.conv, chosen), one.conv.dtypes.weight
     if not np.array_equal(to_float64(own.unpack(packed, one.conv), stored), to_float64(one.weight, stored)):
         return f"{chosen}: unpack(pack(weight)) is not the weight"
     launches = own.build(packed, one.conv, chosen)
-    for back in (one.seed % 2 == 1,) if own.NAME in TRITON else (False, True):  # the interpreter takes its time
-        y = _run(own, one, launches, back)
+    # the interpreter takes its time
+    for back in (one.seed % 2 == 1,) if own.NAME in TRITON else (False, True):
+        y = _run(own, one, chosen, launches, back)
         stage = dict(chosen.options).get("channels") if one.conv.dtypes.accumulator != "f32" else None
         if (wrong := expected.fault(y, stage, own.NAME not in TILED)) is not None:
             return f"{chosen}, {'back' if back else 'front'} guard: {wrong}"
     return None
 
 
-def _run(own: Method, one: Case, launches: list[Any], back: bool) -> Array:
-    last = own.LAYOUT == "channels_last"
+def _run(own: GpuForm, one: Case, chosen: Config, launches: list[Any], back: bool) -> Array:
+    last = own.layout(chosen) == "channels_last"
     y = np.zeros(one.conv.y_shape, NUMPY[one.conv.dtypes.output])
     given = {"x": one.x, "y": y, "bias": one.bias, "residual": one.residual}
-    placed = {name: _placed(name, array, last and array.ndim == 4, back) for name, array in given.items() if array is not None}
+    placed = {
+        name: _placed(name, array, last and array.ndim == 4, back)
+        for name, array in given.items()
+        if array is not None
+    }
     placed["y"].reshape(-1).view(np.uint8)[:] = 0xFF
     found = (interpreter.run if own.NAME in TRITON else _on_opencl)(launches, placed)
     return np.ascontiguousarray(found.transpose(0, 3, 1, 2)) if last else found
@@ -103,7 +116,9 @@ def _run(own: Method, one: Case, launches: list[Any], back: bool) -> Array:
 def _on_opencl(launches: list[Any], placed: dict[str, Array]) -> Array:
     gpu = device()
     flags = gpu.cl.mem_flags.READ_WRITE | gpu.cl.mem_flags.USE_HOST_PTR
-    buffers = {name: gpu.cl.Buffer(gpu.context, flags, hostbuf=array) for name, array in placed.items() if array.size}
+    buffers = {
+        name: gpu.cl.Buffer(gpu.context, flags, hostbuf=array) for name, array in placed.items() if array.size
+    }
     y = np.empty_like(placed["y"])
     if launches:
         buffers["counts"] = gpu.buffer(np.zeros(np.prod(launches[0].grid), np.int32))
@@ -122,7 +137,7 @@ def _placed(name: str, array: Array, last: bool, back: bool) -> Array:
 
 def sweep(name: str, kind: str, seeds: Iterable[int], stop: int = 5) -> Sweep:
     """Run the seeds; gives up after `stop` failures."""
-    done, own = Sweep(), method(name)
+    done, own = Sweep(), gpu_form(name)
     for seed in seeds:
         one = case(kind, seed, FAMILIES[target(name).kind])
         if own.refuse(one.conv, target(name), stats(own, one)) is not None:
@@ -131,7 +146,8 @@ def sweep(name: str, kind: str, seeds: Iterable[int], stop: int = 5) -> Sweep:
         done.ran += 1
         if (wrong := faults(own, one, Expected(one))) is not None:
             done.failures.append(
-                f"python -m tests.suite.gpu --method {name} --kind {kind} --seed {seed}   # {one.conv}\n    {wrong}"
+                f"python -m tests.suite.gpu --method {name} --kind {kind} --seed {seed}   # "
+                f"{one.conv}\n    {wrong}"
             )
             if len(done.failures) >= stop:
                 break
@@ -139,7 +155,9 @@ def sweep(name: str, kind: str, seeds: Iterable[int], stop: int = 5) -> Sweep:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.suite.gpu", description=__doc__.splitlines()[0] if __doc__ else "")
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.suite.gpu", description=__doc__.splitlines()[0] if __doc__ else ""
+    )
     parser.add_argument("--method", choices=METHODS, required=True)
     parser.add_argument("--kind", required=True)
     parser.add_argument("--count", type=int, default=100)

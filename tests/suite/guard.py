@@ -1,6 +1,7 @@
 """Buffers between two pages that may not be touched: one byte too far is a SIGSEGV, not a wrong number.
 
-A buffer cannot be flush with both guards at once, so every case runs twice: against the front guard, then the back.
+A buffer cannot be flush with both guards at once, so every case runs twice: against the front guard, then the
+back.
 """
 
 from __future__ import annotations
@@ -10,17 +11,25 @@ import mmap
 
 import numpy as np
 
-from aerogel.layout import Array
+from aerogel.ir.layout import Array
 
 _PAGE = mmap.PAGESIZE
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
-_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+_libc.mmap.argtypes = [
+    ctypes.c_void_p,
+    ctypes.c_size_t,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_long,
+]
 _libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
 class Guarded:
-    """One reusable region; `place` lays an array against its front or back guard, filled with 0xFF bytes (NaN)."""
+    """One reusable region; `place` lays an array against its front or back guard, filled with 0xFF bytes
+    (NaN)."""
 
     def __init__(self, capacity: int = 1 << 20) -> None:
         self.capacity = -(-capacity // _PAGE) * _PAGE

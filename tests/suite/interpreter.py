@@ -1,4 +1,5 @@
-"""Triton's interpreter, mended where it is not what a GPU does: bf16 (Triton 3.9 multiplies its bits and cuts instead of rounding).
+"""Triton's interpreter, mended where it is not what a GPU does: bf16 (Triton 3.9 multiplies its bits and cuts
+instead of rounding).
 
 Import this before a kernel: Triton asks for its interpreter when kernels are made.
 """
@@ -12,10 +13,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from aerogel.backends.gpu import jit
 from aerogel.codegen.gpu.launch import TritonLaunch
-from aerogel.layout import Array
+from aerogel.ir.layout import Array
 from aerogel.reference import from_float64
-from aerogel.runtime.gpu import jit
 
 os.environ["TRITON_INTERPRET"] = "1"
 
@@ -37,7 +38,11 @@ def mend() -> None:
     from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
     def numbers(tensor: Any) -> Any:
-        return (tensor.data.astype(np.uint32) << 16).view(np.float32) if str(tensor.dtype) == "bf16" else tensor.data
+        return (
+            (tensor.data.astype(np.uint32) << 16).view(np.float32)
+            if str(tensor.dtype) == "bf16"
+            else tensor.data
+        )
 
     def dot(self: Any, a: Any, b: Any, d: Any, precision: object, imprecise: object) -> Any:
         return TensorHandle(np.matmul(numbers(a), numbers(b), dtype=d.data.dtype) + d.data, d.dtype.scalar)

@@ -1,4 +1,5 @@
-"""Pairwise cover: few rows that hold every pair of values of every two axes. Most shape bugs need two awkward things at once."""
+"""Pairwise cover: few rows that hold every pair of values of every two axes. Most shape bugs need two awkward
+things at once."""
 
 from __future__ import annotations
 

@@ -8,12 +8,15 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from aerogel.candidate import Config, Idle, Kernel, Stats
-from aerogel.codegen import amx
-from aerogel.layout import NUMPY, Array, Layout
-from aerogel.methods import Method
+from aerogel.codegen.cpu import amx
+from aerogel.codegen.cpu.abi import Kernel
+from aerogel.ir.config import Config
+from aerogel.ir.dtypes import NUMPY
+from aerogel.ir.layout import Array, Layout
+from aerogel.ir.stats import Idle, Stats
+from aerogel.ir.target import Target
+from aerogel.methods import CpuForm
 from aerogel.reference import F64, activate, bound, convolve, from_float64, reference, to_float64
-from aerogel.target import Target
 from tests.suite.cases import Case
 from tests.suite.guard import Guarded
 
@@ -30,7 +33,9 @@ LARGEST = {"f32": 3.4028234663852886e38, "bf16": 3.3895313892515355e38, "f16": 6
 
 @cache
 def _regions() -> dict[str, Guarded]:
-    return {name: Guarded() for name in ("x", "y", "residual", "bias", "scratch", *(f"own{i}" for i in range(16)))}
+    return {
+        name: Guarded() for name in ("x", "y", "residual", "bias", "scratch", *(f"own{i}" for i in range(16)))
+    }
 
 
 class Expected:
@@ -53,7 +58,9 @@ class Expected:
         """The bound where blocks of so many channels are summed in the accumulator's type."""
         if channels not in self._slack:
             x, weight, bias, residual = self._numbers
-            allowed = np.zeros(1) if self.case.exact else bound(x, weight, self.case.conv, bias, residual, channels)
+            allowed = (
+                np.zeros(1) if self.case.exact else bound(x, weight, self.case.conv, bias, residual, channels)
+            )
             self._slack[channels] = np.where(self.decided, 0.0, allowed)
         return self._slack[channels]
 
@@ -67,7 +74,10 @@ class Expected:
 
         plus, minus, positive, negative = x == np.inf, x == -np.inf, weight > 0, weight < 0
         nan = meets(np.isnan(x), weight != 0)
-        up, down = meets(plus, positive) | meets(minus, negative), meets(plus, negative) | meets(minus, positive)
+        up, down = (
+            meets(plus, positive) | meets(minus, negative),
+            meets(plus, negative) | meets(minus, positive),
+        )
         value = np.where(nan | (up & down), np.nan, np.where(up, np.inf, -np.inf))
         met = nan | up | down
         size = convolve(np.abs(finite), np.abs(weight), plain)
@@ -83,28 +93,47 @@ class Expected:
     def flushed(self) -> F64:
         """What is lost where subnormal inputs and products count as zeros, as on AMX."""
         x, weight, _, _ = self._numbers
-        plain, small = replace(self.case.conv, epilogue=()), np.where(np.abs(x) < NORMAL, np.abs(x), NORMAL * (x != 0))
-        return np.zeros(1) if self.case.exact else 2 * (convolve(small, np.abs(weight), plain) + NORMAL * weight[0].size)
+        plain, small = (
+            replace(self.case.conv, epilogue=()),
+            np.where(np.abs(x) < NORMAL, np.abs(x), NORMAL * (x != 0)),
+        )
+        return (
+            np.zeros(1)
+            if self.case.exact
+            else 2 * (convolve(small, np.abs(weight), plain) + NORMAL * weight[0].size)
+        )
 
-    def fault(self, y: Array, channels: int | None = None, skips: bool = True, flushes: bool = False) -> str | None:
-        """None, or what is wrong with `y`. A kernel that does not skip every zero may find a NaN where one meets it."""
-        got, slack = to_float64(y, self.case.conv.dtypes.output), self.slack(channels) + (self.flushed() if flushes else 0)
+    def fault(
+        self, y: Array, channels: int | None = None, skips: bool = True, flushes: bool = False
+    ) -> str | None:
+        """None, or what is wrong with `y`. A kernel that does not skip every zero may find a NaN where one
+        meets it."""
+        got, slack = (
+            to_float64(y, self.case.conv.dtypes.output),
+            self.slack(channels) + (self.flushed() if flushes else 0),
+        )
         with np.errstate(invalid="ignore"):
             good = (got == self.y) | (np.isnan(got) & np.isnan(self.y)) | (np.abs(got - self.y) <= slack)
         bad = ~good & self.judged & ~(self.doubtful & np.isnan(got) & (not skips))
         if not bad.any():
             return None
         at = tuple(int(i) for i in np.argwhere(bad)[0])
-        return f"{int(bad.sum())} of {bad.size} outputs wrong; first at (n, k, p, q) = {at}: {got[at]!r}, expected {self.y[at]!r}"
+        return (
+            f"{int(bad.sum())} of {bad.size} outputs wrong; first at (n, k, p, q) = {at}: {got[at]!r}, "
+            f"expected {self.y[at]!r}"
+        )
 
 
 def worth_it(weight: Array) -> Stats:
-    """Statistics with which no method refuses a weight because it does not pay: the suite wants every weight right."""
+    """Statistics with which no method refuses a weight because it does not pay: the suite wants every weight
+    right."""
     stats = Stats.of(weight)
     return replace(stats, weights=10 * stats.weights, shared=stats.nonzeros, alike=100, idle=Idle(90, 90, 90))
 
 
-def faults(method: Method, target: Target, case: Case, expected: Expected, threads: tuple[int, ...] = (1,)) -> str | None:
+def faults(
+    method: CpuForm, target: Target, case: Case, expected: Expected, threads: tuple[int, ...] = (1,)
+) -> str | None:
     """None, or the first thing wrong. A refusal is right by definition; the tests count those."""
     stats = worth_it(case.weight)
     if method.refuse(case.conv, target, stats) is not None:
@@ -113,7 +142,9 @@ def faults(method: Method, target: Target, case: Case, expected: Expected, threa
     config = points[int(case.pick * len(points))]
     packed = method.pack(case.weight, case.conv, config)
     stored = case.conv.dtypes.weight
-    if not np.array_equal(to_float64(method.unpack(packed, case.conv), stored), to_float64(case.weight, stored)):
+    if not np.array_equal(
+        to_float64(method.unpack(packed, case.conv), stored), to_float64(case.weight, stored)
+    ):
         return f"{config}: unpack(pack(weight)) is not the weight"
     reads, writes = method.layouts(case.conv, config, target, case.border)
     kernels = method.build(packed, case.conv, config, target, reads, writes)
@@ -123,7 +154,9 @@ def faults(method: Method, target: Target, case: Case, expected: Expected, threa
     for back in (False, True):
         for count in threads:
             wrong, y = _native(kernels, case, reads, writes, back, count)
-            wrong = wrong or expected.fault(y, summed, method.NAME not in TILED, dict(config.options).get("filters") == amx.FILTERS)
+            wrong = wrong or expected.fault(
+                y, summed, method.NAME not in TILED, dict(config.options).get("filters") == amx.FILTERS
+            )
             if wrong:
                 return f"{config}, {count} threads, {'back' if back else 'front'} guard: {wrong}"
             answers.append(y)
@@ -133,7 +166,8 @@ def faults(method: Method, target: Target, case: Case, expected: Expected, threa
 
 
 def _in_suite(offered: list[Config], case: Case) -> list[Config]:
-    """Kernels whose code depends on the problem's shape are compiled for one register block a shape: LLVM takes its time.
+    """Kernels whose code depends on the problem's shape are compiled for one register block a shape: LLVM
+    takes its time.
 
     test_stridepack.py goes through every block of both methods on one problem.
     """
@@ -152,12 +186,16 @@ def _in_suite(offered: list[Config], case: Case) -> list[Config]:
             return (options["rows"], options["columns"]) == (rows, columns)
         return not options.get("aligned") or (options["vectors"] == (1, 5)[shape % 2] and case.seed % 9 == 0)
 
-    wanted = [c for c in offered if fits(c, *((3, 2), (7, 1), (1, 1))[shape % 3])] or [c for c in offered if fits(c, 1, 1)]
+    wanted = [c for c in offered if fits(c, *((3, 2), (7, 1), (1, 1))[shape % 3])] or [
+        c for c in offered if fits(c, 1, 1)
+    ]
     return wanted[:CONFIGS]
 
 
-def _native(kernels: list[Kernel], case: Case, reads: Layout, writes: Layout, back: bool, threads: int) -> tuple[str | None, Array]:
-    from aerogel.runtime import pool
+def _native(
+    kernels: list[Kernel], case: Case, reads: Layout, writes: Layout, back: bool, threads: int
+) -> tuple[str | None, Array]:
+    from aerogel.backends.cpu import threads as pool
 
     regions, conv, d = _regions(), case.conv, case.conv.dtypes
     x = regions["x"].place(reads.elements(conv.x_shape), NUMPY[d.input], back)
@@ -167,7 +205,9 @@ def _native(kernels: list[Kernel], case: Case, reads: Layout, writes: Layout, ba
     if case.bias is not None:
         addresses["bias"] = regions["bias"].copy(case.bias, back).ctypes.data
     if case.residual is not None:
-        residual = y if back else regions["residual"].place(writes.elements(conv.y_shape), NUMPY[d.output], back)
+        residual = (
+            y if back else regions["residual"].place(writes.elements(conv.y_shape), NUMPY[d.output], back)
+        )
         writes.write(residual, case.residual)  # against the back guard y takes the residual's place
         addresses["residual"] = residual.ctypes.data
     bytes_ = max(k.scratch_bytes for k in kernels) * threads
@@ -188,7 +228,7 @@ def _native(kernels: list[Kernel], case: Case, reads: Layout, writes: Layout, ba
 
 
 def _library(kernel: Kernel, case: Case, expected: Expected) -> str | None:
-    from aerogel.methods.dense import from_torch, to_torch
+    from aerogel.ir.tensors import from_torch, to_torch
 
     assert kernel.call is not None
     d = case.conv.dtypes
@@ -205,4 +245,7 @@ def _library(kernel: Kernel, case: Case, expected: Expected) -> str | None:
 
 def describe(method: str, isa: str, case: Case) -> str:
     """The command that repeats a case."""
-    return f"python -m tests.suite --method {method} --isa {isa} --kind {case.kind} --seed {case.seed}   # {case.conv}"
+    return (
+        f"python -m tests.suite --method {method} --isa {isa} --kind {case.kind} --seed {case.seed}   "
+        f"# {case.conv}"
+    )

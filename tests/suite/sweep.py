@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from aerogel.methods import METHODS, method
-from aerogel.target import here_levels, host
+from aerogel.ir.target import here_levels, host
+from aerogel.methods import METHODS, cpu_form
 from tests.suite.cases import case
 from tests.suite.run import Expected, describe, faults, worth_it
 
@@ -22,14 +22,15 @@ class Sweep:
 
 
 FAMILIES = {
-    ("stridepack", False): 120,
+    ("stridepack", False): 40,
     ("stridepack", True): 24,
     ("direct", True): 12,
     ("tilewise", True): 12,
     ("blockgemm", True): 12,
     ("actsparse", True): 12,
 }
-"""Where code depends on the problem's shape, or on many element types (True), so many shapes are met, each many times."""
+"""Where code depends on the problem's shape, or on many element types (True), so many shapes are met in a
+run, each many times."""
 LIBRARY = ("dense",)
 """Methods that call a library: host ISA only, and no guard pages around what they allocate."""
 
@@ -40,16 +41,23 @@ def native() -> tuple[str, ...]:
 
 
 def sweep(
-    name: str, kind: str, seeds: Iterable[int], threads: tuple[int, ...] = (1,), isa: str | None = None, stop: int = 5
+    name: str,
+    kind: str,
+    seeds: Iterable[int],
+    threads: tuple[int, ...] = (1,),
+    isa: str | None = None,
+    stop: int = 5,
 ) -> Sweep:
     """Run the seeds; gives up after `stop` failures."""
-    done, module = Sweep(), method(name)
+    done, module = Sweep(), cpu_form(name)
     levels = here_levels()[:1] if name in LIBRARY else here_levels()
     for seed in seeds:
         one = case(kind, seed, FAMILIES.get((name, "half" in kind or kind == "special"), 0))
         expected = Expected(one)
         for level in levels if isa is None else (isa,):
-            target = replace(host().lower(level), threads=max(1 + seed % 3, *threads) if len(threads) > 1 else 1 + seed % 3)
+            target = replace(
+                host().lower(level), threads=max(1 + seed % 3, *threads) if len(threads) > 1 else 1 + seed % 3
+            )
             if module.refuse(one.conv, target, worth_it(one.weight)) is not None:
                 done.refused += 1
                 continue

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import hashlib
-import threading
+import os
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
+from aerogel.capture import pieces
 from aerogel.errors import InvalidFile, UnsupportedModel
+from aerogel.locks import Lock
 
-_SESSIONS: dict[bytes, Any] = {}
-_LOCK = threading.Lock()
+_SESSIONS: dict[tuple[int, bytes], Any] = {}
+_LOCK = Lock()
 MOST_SESSIONS = 256
 
 
@@ -24,7 +27,8 @@ def available() -> bool:
 
 
 def whole(path: str | Path, names: Sequence[str], inputs: Sequence[torch.Tensor]) -> Callable[[], Any] | None:
-    """A whole file in onnxruntime as a function of nothing, or None where it is not installed or does not take it."""
+    """A whole file in onnxruntime as a function of nothing, or None where it is not installed or does not
+    take it."""
     if not available():
         return None
     import onnxruntime as ort
@@ -49,18 +53,29 @@ def run(content: torch.Tensor, inputs: list[torch.Tensor]) -> list[torch.Tensor]
     session = _session(content)
     names = [given.name for given in session.get_inputs()]
     if len(names) != len(inputs):
-        raise InvalidFile(f"a part for onnxruntime takes {len(names)} inputs, the graph gives it {len(inputs)}")
-    arrays = [value.detach().contiguous().numpy() for value in inputs]
+        raise InvalidFile(
+            f"a part for onnxruntime takes {len(names)} inputs, the graph gives it {len(inputs)}"
+        )
     try:
+        arrays = [value.detach().contiguous().numpy() for value in inputs]
         answers = session.run(None, dict(zip(names, arrays, strict=True)))
     except Exception as why:  # onnxruntime's own types
-        raise InvalidFile(f"onnxruntime cannot run a part of the model: {str(why).splitlines()[0][:200]}") from None
+        raise InvalidFile(
+            f"onnxruntime cannot run a part of the model: {str(why).splitlines()[0][:200]}"
+        ) from None
+    if not all(isinstance(made, np.ndarray) and made.dtype.kind in "fiub" for made in answers):
+        raise InvalidFile("a part of the model for onnxruntime gives no numbers")
     return [torch.from_numpy(made.copy()) for made in answers]
 
 
 def _session(content: torch.Tensor) -> Any:
+    pieces.check(content)
     raw = content.numpy().tobytes()
-    key = hashlib.sha256(raw).digest()
+    # a session's threads do not come along into a forked child
+    key = (
+        os.getpid(),
+        hashlib.sha256(raw).digest(),
+    )
     with _LOCK:
         if key not in _SESSIONS:
             if not available():
@@ -70,7 +85,9 @@ def _session(content: torch.Tensor) -> Any:
             try:
                 made = ort.InferenceSession(raw, _options(ort), providers=["CPUExecutionProvider"])
             except Exception as why:  # onnxruntime's own types
-                raise InvalidFile(f"a part of the model is nothing onnxruntime takes: {str(why).splitlines()[0][:160]}") from None
+                raise InvalidFile(
+                    f"a part of the model is nothing onnxruntime takes: {str(why).splitlines()[0][:160]}"
+                ) from None
             while len(_SESSIONS) >= MOST_SESSIONS:
                 _SESSIONS.pop(next(iter(_SESSIONS)))
             _SESSIONS[key] = made

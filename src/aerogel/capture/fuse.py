@@ -1,4 +1,5 @@
-"""Graph -> Graph: convolutions become Conv nodes, batch norm is folded into them, what follows elementwise becomes their epilogue.
+"""Graph -> Graph: convolutions become Conv nodes, batch norm is folded into them, what follows elementwise
+becomes their epilogue.
 
 Everything is decided by use counts: a value is absorbed only where nothing else reads it.
 """
@@ -12,12 +13,15 @@ from typing import Any
 import torch
 
 from aerogel.capture.transposed import enlarging
-from aerogel.graph import Graph, Node, Ref, references
-from aerogel.methods.dense import KINDS
-from aerogel.problem import Conv, Dtypes
+from aerogel.ir.conv import Conv
+from aerogel.ir.dtypes import Dtypes
+from aerogel.ir.graph import Graph, Node, Ref, references
+from aerogel.ir.tensors import KINDS
 
 Shapes = dict[str, tuple[int | str, ...]]
 """Sizes of each value, open ones by name: equal means surely equal."""
+Types = dict[str, torch.dtype]
+"""The element type of each value."""
 
 FEW_FILTERS = 16
 """Folded at once: in float64 so many stay in the cache."""
@@ -29,19 +33,37 @@ _ACTIVATIONS = {
     "aten.hardswish.default": "hardswish",
 }
 _FLATTEN = ("aten.flatten.using_ints", "aten.view.default", "aten.reshape.default")
-_PASS = ("aten.dropout.default", "aten.feature_dropout.default", "aten.detach.default", "aten.lift_fresh_copy.default")
+RANDOM = ("aten.dropout.default", "aten.feature_dropout.default")
+_PASS = (
+    "aten.dropout.default",
+    "aten.feature_dropout.default",
+    "aten.detach.default",
+    "aten.lift_fresh_copy.default",
+)
 
 
-def fuse(graph: Graph, constants: dict[str, torch.Tensor], shapes: Shapes) -> tuple[Graph, dict[str, torch.Tensor], dict[str, str]]:
+def random(node: Node) -> bool:
+    """Whether a node gives other numbers at every call: dropout that is on."""
+    if node.op not in RANDOM:
+        return False
+    given = dict(zip(("input", "p", "train"), node.args, strict=False)) | dict(node.kwargs)
+    return given.get("train") is not False and given.get("p") != 0
+
+
+def fuse(
+    graph: Graph, constants: dict[str, torch.Tensor], shapes: Shapes, types: Types
+) -> tuple[Graph, dict[str, torch.Tensor], dict[str, str]]:
     """The fused graph, its constants, and for each convolution left to torch the reason in words."""
-    work = _Fuse(graph, dict(constants), shapes)
+    work = _Fuse(graph, dict(constants), shapes, types)
     work.run()
     return work.graph(), work.kept(), work.left
 
 
 class _Fuse:
-    def __init__(self, graph: Graph, constants: dict[str, torch.Tensor], shapes: Shapes) -> None:
-        self.source, self.constants, self.shapes = graph, constants, shapes
+    def __init__(
+        self, graph: Graph, constants: dict[str, torch.Tensor], shapes: Shapes, types: Types
+    ) -> None:
+        self.source, self.constants, self.shapes, self.types = graph, constants, shapes, types
         self.nodes: dict[str, Node] = {}
         self.renamed: dict[str, str] = {}
         self.left: dict[str, str] = {}
@@ -49,15 +71,16 @@ class _Fuse:
 
     def run(self) -> None:
         for original in self.source.nodes:
-            node = self._rename(original)
+            kwargs = {name: self._renamed(value) for name, value in original.kwargs.items()}
+            node = replace(original, args=self._renamed(original.args), kwargs=kwargs)
             base = node.op.rpartition(".")[0]
-            if node.op in _PASS and isinstance(node.args[0], Ref):
+            if node.op in _PASS and isinstance(node.args[0], Ref) and not random(node):
                 self._absorb(node, node.args[0].name)
             elif base in ("aten.conv2d", "aten.conv1d"):
                 self.nodes[node.name] = self._convolution(node)
             elif node.op == "aten.linear.default":
                 self.nodes[node.name] = self._linear(node)
-            elif (pair := enlarging(node, self.constants)) is not None:
+            elif self._rank(node) == 4 and (pair := enlarging(node, self.constants)) is not None:
                 self.nodes |= {made.name: made for made in pair}
                 self.uses[pair[0].name] = 1
             elif not self._average(node) and not self._normed(node) and not self._epilogue(node):
@@ -65,13 +88,11 @@ class _Fuse:
                 if base in ("aten.conv3d", "aten.conv_transpose2d", "aten.conv_transpose1d"):
                     self.left[node.layer or node.name] = f"{base[5:]} has no sparse kernel; torch runs it"
 
-    def _rename(self, node: Node) -> Node:
-        def swap(a: Any) -> Any:
-            if isinstance(a, Ref):
-                return Ref(self.renamed.get(a.name, a.name))
-            return tuple(swap(i) for i in a) if isinstance(a, tuple) else a
-
-        return replace(node, args=swap(node.args), kwargs={k: swap(v) for k, v in node.kwargs.items()})
+    def _renamed(self, argument: Any) -> Any:
+        """An argument with the names that its values have now."""
+        if isinstance(argument, Ref):
+            return Ref(self.renamed.get(argument.name, argument.name))
+        return tuple(self._renamed(a) for a in argument) if isinstance(argument, tuple) else argument
 
     def _absorb(self, node: Node, into: str) -> None:
         """`node`'s value is `into`'s from now on, with `node`'s readers."""
@@ -81,16 +102,23 @@ class _Fuse:
     def _convolution(self, node: Node) -> Node:
         """aten.conv2d / conv1d as a Conv node, or as it is where its arguments are not fixed."""
         args = [*node.args, *([None, 1, 0, 1, 1][len(node.args) - 2 :])]
-        x, weight, bias, stride, padding, dilation, groups = (node.kwargs.get(n, a) for n, a in zip(_NAMES, args, strict=True))
+        x, weight, bias, stride, padding, dilation, groups = (
+            node.kwargs.get(n, a) for n, a in zip(_NAMES, args, strict=True)
+        )
         layer = node.layer or node.name
         held = self.constants.get(weight.name) if isinstance(weight, Ref) else None
         if held is None or (bias is not None and bias.name not in self.constants):
             self.left[layer] = "its weight is computed while the model runs"
             return node
         if held.dtype not in KINDS:
-            self.left[layer] = f"its weight is {held.dtype}; kernels of ours take float32, float16 and bfloat16"
+            self.left[layer] = (
+                f"its weight is {held.dtype}; kernels of ours take float32, float16 and bfloat16"
+            )
             return node
         flat = held.dim() == 3
+        if isinstance(x, Ref) and len(self.shapes.get(x.name, ())) != held.dim():
+            self.left[layer] = "its input is one image without a batch, or of unknown rank; torch runs it"
+            return node
         (stride_h, stride_w), (dil_h, dil_w) = _pair(stride, flat, 1), _pair(dilation, flat, 1)
         k, c_group, r, s = (held[:, :, None] if flat else held).shape
         pad = _padding(padding, flat, (r, s), (dil_h, dil_w))
@@ -99,14 +127,17 @@ class _Fuse:
             return node
         epilogue = ("bias",) if bias is not None else ()
         kind = Dtypes.of(KINDS[held.dtype])
-        conv = Conv(c_group * groups, k, r, s, (stride_h, stride_w), pad, (dil_h, dil_w), groups, kind, epilogue)
+        conv = Conv(
+            c_group * groups, k, r, s, (stride_h, stride_w), pad, (dil_h, dil_w), groups, kind, epilogue
+        )
         if flat:
             self.constants[f"{weight.name}#2d"] = held[:, :, None]
             weight = Ref(f"{weight.name}#2d")
         return Node(node.name, "conv", (x, weight) if bias is None else (x, weight, bias), {}, conv, layer)
 
     def _linear(self, node: Node) -> Node:
-        """A Linear over features is a 1x1 convolution of an image of one pixel, or torch's where it stands over something else."""
+        """A Linear over features is a 1x1 convolution of an image of one pixel, or torch's where it stands
+        over something else."""
         held = self.constants.get(node.args[1].name) if isinstance(node.args[1], Ref) else None
         bias = node.args[2] if len(node.args) > 2 else None
         fixed = held is not None and held.dtype in KINDS and (bias is None or bias.name in self.constants)
@@ -120,12 +151,22 @@ class _Fuse:
         return Node(node.name, "conv", args, {}, conv, node.layer or node.name)
 
     def _average(self, node: Node) -> bool:
-        """A pool to one pixel becomes a mean over the image; a flatten after it, a mean that keeps no dimensions."""
-        if node.op == "aten.adaptive_avg_pool2d.default" and node.args[1] in ((1, 1), (1,), 1):
+        """A pool to one pixel becomes a mean over the image; a flatten after it, a mean that keeps no
+        dimensions."""
+        if (
+            node.op == "aten.adaptive_avg_pool2d.default"
+            and node.args[1] in ((1, 1), (1,), 1)
+            and self._rank(node) == 4
+        ):
             self.nodes[node.name] = replace(node, op="aten.mean.dim", args=(node.args[0], (2, 3), True))
             return True
         before = self._only(node.args[0]) if node.op in _FLATTEN else None
-        if before is None or before.op != "aten.mean.dim" or before.kwargs or before.args[1:] != ((2, 3), True):
+        if (
+            before is None
+            or before.op != "aten.mean.dim"
+            or before.kwargs
+            or before.args[1:] != ((2, 3), True)
+        ):
             return False
         if self.shapes.get(node.name) != self.shapes.get(before.name, ())[:2]:
             return False
@@ -150,31 +191,53 @@ class _Fuse:
             moved = moved + self.constants[bias].double() * factor
         held = self.constants[weight]
         folded_weight = torch.empty_like(held, memory_format=torch.contiguous_format)
-        for into, filters, by in zip(*(torch.split(t, FEW_FILTERS) for t in (folded_weight, held, factor)), strict=True):
+        for into, filters, by in zip(
+            *(torch.split(t, FEW_FILTERS) for t in (folded_weight, held, factor)), strict=True
+        ):
             into.copy_(filters.double() * by[:, None, None, None])
         names = f"{before.name}.weight", f"{before.name}.bias"
         self.constants[names[0]], self.constants[names[1]] = folded_weight, moved.float()
         conv = replace(before.conv, epilogue=("bias",))
-        self._replace(before, node, Node(node.name, "conv", (before.args[0], Ref(names[0]), Ref(names[1])), {}, conv, before.layer))
+        self._replace(
+            before,
+            node,
+            Node(node.name, "conv", (before.args[0], Ref(names[0]), Ref(names[1])), {}, conv, before.layer),
+        )
         return True
 
     def _scale(self, node: Node) -> bool:
-        """Batch norm with no convolution before it: a scale and a shift for each channel, which is a depthwise 1x1 convolution."""
-        folded, own = self._affine(node), self.constants.get(node.args[3].name if isinstance(node.args[3], Ref) else "")
-        if folded is None or own is None or own.dtype not in KINDS or len(self.shapes.get(node.name, ())) != 4:
+        """Batch norm with no convolution before it: a scale and a shift for each channel, which is a
+        depthwise 1x1 convolution."""
+        folded, own = (
+            self._affine(node),
+            self.constants.get(node.args[3].name if isinstance(node.args[3], Ref) else ""),
+        )
+        if (
+            folded is None
+            or own is None
+            or own.dtype not in KINDS
+            or len(self.shapes.get(node.name, ())) != 4
+        ):
             return False
         factor, shift = folded
         names = f"{node.name}.weight", f"{node.name}.bias"
-        self.constants[names[0]], self.constants[names[1]] = factor.to(own.dtype)[:, None, None, None], shift.float()
+        self.constants[names[0]], self.constants[names[1]] = (
+            factor.to(own.dtype)[:, None, None, None],
+            shift.float(),
+        )
         kind = Dtypes.of(KINDS[own.dtype])
         conv = Conv(len(factor), len(factor), groups=len(factor), dtypes=kind, epilogue=("bias",))
-        self.nodes[node.name] = Node(node.name, "conv", (node.args[0], *map(Ref, names)), {}, conv, node.layer or node.name)
+        self.nodes[node.name] = Node(
+            node.name, "conv", (node.args[0], *map(Ref, names)), {}, conv, node.layer or node.name
+        )
         return True
 
     def _affine(self, node: Node) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Scale and shift of a batch norm in float64, or None where they are not constants."""
         scale, shift, mean, var = node.args[1:5]
-        held = all(a is None or (isinstance(a, Ref) and a.name in self.constants) for a in (scale, shift, mean, var))
+        held = all(
+            a is None or (isinstance(a, Ref) and a.name in self.constants) for a in (scale, shift, mean, var)
+        )
         if not held or mean is None or var is None or node.args[5] is True:
             return None
         center, spread = (self.constants[a.name].double() for a in (mean, var))
@@ -193,12 +256,18 @@ class _Fuse:
                 return False
             self._replace(before, node, replace(before, name=node.name, conv=_with(before.conv, step)))
             return True
-        if node.op != "aten.add.Tensor" or node.kwargs.get("alpha", 1) != 1 or not all(isinstance(a, Ref) for a in node.args):
+        if (
+            node.op != "aten.add.Tensor"
+            or node.kwargs.get("alpha", 1) != 1
+            or not all(isinstance(a, Ref) for a in node.args)
+        ):
             return False
         first, second = (a.name for a in node.args)
         order = list(self.nodes)
         for own, other in sorted(
-            [(first, second), (second, first)], key=lambda p: order.index(p[0]) if p[0] in self.nodes else -1, reverse=True
+            [(first, second), (second, first)],
+            key=lambda p: order.index(p[0]) if p[0] in self.nodes else -1,
+            reverse=True,
         ):
             before = self._only(Ref(own))
             if (
@@ -210,13 +279,21 @@ class _Fuse:
             ):
                 continue
             args = (*before.args, Ref(other))
-            self._replace(before, node, replace(before, name=node.name, conv=_with(before.conv, "add"), args=args))
+            self._replace(
+                before, node, replace(before, name=node.name, conv=_with(before.conv, "add"), args=args)
+            )
             return True
         return False
 
     def _same_shape(self, own: str, other: str) -> bool:
-        """Whether both are known and equal: an add that broadcasts stays torch's."""
-        return own in self.shapes and self.shapes[own] == self.shapes.get(other)
+        """Whether both are known and equal, in sizes and element type: an add that broadcasts or converts
+        stays torch's."""
+        alike = own in self.types and self.types[own] == self.types.get(other)
+        return alike and own in self.shapes and self.shapes[own] == self.shapes.get(other)
+
+    def _rank(self, node: Node) -> int:
+        """Dimensions of what a node gives; 0 where they are unknown."""
+        return len(self.shapes.get(node.name, ()))
 
     def _activation(self, node: Node) -> str | None:
         if node.op in _ACTIVATIONS:
@@ -224,7 +301,12 @@ class _Fuse:
         if node.op == "aten.leaky_relu.default":
             slope = node.args[1] if len(node.args) > 1 else 0.01
             return f"leaky{slope!r}" if isinstance(slope, float) and abs(slope) <= 1 else None
-        if node.op == "aten.threshold.default" and node.args[2] == 0 and 0 <= node.args[1] < math.inf:
+        if (
+            node.op == "aten.threshold.default"
+            and node.args[2] == 0
+            and _finite(node.args[1])
+            and node.args[1] >= 0
+        ):
             return f"above{float(node.args[1])!r}"
         if node.op == "aten.hardtanh.default" and tuple(node.args[1:3]) in ((0, 6), (0.0, 6.0)):
             return "relu6"
@@ -243,19 +325,26 @@ class _Fuse:
 
     def graph(self) -> Graph:
         """What the outputs need, in order: sizes that only a flatten read are gone."""
-        renamed = self._rename(Node("out", "getitem", self.source.outputs)).args
-        used, nodes = set(references(renamed)), list[Node]()
+        outputs = self._renamed(self.source.outputs)
+        used, nodes = set(references(outputs)), list[Node]()
         for node in reversed(self.nodes.values()):
             if node.name in used:
                 nodes.append(node)
                 used.update(node.inputs)
-        return Graph(self.source.inputs, tuple(n for n in self.constants if n in used), tuple(reversed(nodes)), renamed)
+        return Graph(
+            self.source.inputs, tuple(n for n in self.constants if n in used), tuple(reversed(nodes)), outputs
+        )
 
     def kept(self) -> dict[str, torch.Tensor]:
         return {name: self.constants[name] for name in self.graph().constants}
 
 
 _NAMES = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+
+
+def _finite(value: Any) -> bool:
+    """Infinities and computed numbers are no numbers here."""
+    return type(value) in (int, float) and math.isfinite(value)
 
 
 def _with(conv: Conv, step: str) -> Conv:
@@ -269,7 +358,9 @@ def _pair(value: Any, flat: bool, other: int) -> tuple[Any, Any]:
     return values[0], values[-1]
 
 
-def _padding(value: Any, flat: bool, kernel: tuple[int, int], dilation: tuple[Any, Any]) -> tuple[Any, Any, Any, Any]:
+def _padding(
+    value: Any, flat: bool, kernel: tuple[int, int], dilation: tuple[Any, Any]
+) -> tuple[Any, Any, Any, Any]:
     """(top, left, bottom, right); "same" puts the odd one at the end, as torch does."""
     if value == "valid":
         return 0, 0, 0, 0

@@ -1,11 +1,12 @@
-"""Graph -> Graph in half precision: convolutions read, hold and give 16 bits; what torch computes stays as precise as it was.
+"""Graph -> Graph in half precision: convolutions read, hold and give 16 bits; what torch computes stays as
+precise as it was.
 
     conv, Linear                                    half, unless its layer is among those that stay
     pooling, concatenation, slices, enlarging       as their inputs: they only move maps
     everything else, and the outputs                the model's own type
 
-A cast stands where a value is wanted in the other type, once for all its readers. Inputs and outputs keep their types, so that a
-caller notices nothing but the time and the rounding.
+A cast stands where a value is wanted in the other type, once for all its readers. Inputs and outputs keep
+their types, so that a caller notices nothing but the time and the rounding.
 """
 
 from __future__ import annotations
@@ -16,11 +17,20 @@ from typing import Any
 
 import torch
 
-from aerogel.graph import Graph, Node, Ref, Special, references
-from aerogel.methods.dense import TORCH
-from aerogel.problem import Dtypes
+from aerogel.ir.dtypes import Dtypes
+from aerogel.ir.graph import Graph, Node, Ref, Special, references
+from aerogel.ir.tensors import TORCH
 
-_FOLLOW = ("cat", "chunk", "split", "split_with_sizes", "max_pool2d", "avg_pool2d", "pixel_shuffle", "upsample_nearest2d")
+_FOLLOW = (
+    "cat",
+    "chunk",
+    "split",
+    "split_with_sizes",
+    "max_pool2d",
+    "avg_pool2d",
+    "pixel_shuffle",
+    "upsample_nearest2d",
+)
 _NAMES = {kind: str(dtype).removeprefix("torch.") for kind, dtype in TORCH.items()}
 
 
@@ -33,7 +43,9 @@ class Half:
     stay: frozenset[str] = frozenset()
 
 
-def halved(graph: Graph, constants: Mapping[str, torch.Tensor], half: Half) -> tuple[Graph, dict[str, torch.Tensor]]:
+def halved(
+    graph: Graph, constants: Mapping[str, torch.Tensor], half: Half
+) -> tuple[Graph, dict[str, torch.Tensor]]:
     """The graph with its convolutions in half precision, and its constants."""
     work = _Halve(graph, dict(constants), dict(half.kinds), half.dtypes)
     for node in graph.nodes:
@@ -45,7 +57,9 @@ def halved(graph: Graph, constants: Mapping[str, torch.Tensor], half: Half) -> t
 
 
 class _Halve:
-    def __init__(self, graph: Graph, constants: dict[str, torch.Tensor], before: dict[str, str], dtypes: Dtypes) -> None:
+    def __init__(
+        self, graph: Graph, constants: dict[str, torch.Tensor], before: dict[str, str], dtypes: Dtypes
+    ) -> None:
         self.constants, self.before, self.dtypes = constants, before, dtypes
         self.kinds = {name: before[name] for name in (*graph.inputs, *graph.constants) if name in before}
         self.nodes: list[Node] = []
@@ -56,25 +70,42 @@ class _Halve:
         if node.conv is not None and node.conv.dtypes in (Dtypes(), Dtypes.of(self.dtypes.input)):
             self._conv(node, self.dtypes if able else Dtypes())
             return
-        if node.op == "getitem" or (node.op.startswith("aten.") and node.op.split(".")[1] in _FOLLOW) or _global_mean(node):
+        if (
+            node.op == "getitem"
+            or (node.op.startswith("aten.") and node.op.split(".")[1] in _FOLLOW)
+            or _global_mean(node)
+        ):
             maps = [name for name in node.inputs if name in self.kinds]
             if maps and all(self.kinds[name] == self.dtypes.output for name in maps):
                 self._keep(node, self.dtypes.output)
                 return
-        self._keep(replace(node, args=self.wanted(node.args), kwargs={k: self.wanted(v) for k, v in node.kwargs.items()}))
+        self._keep(
+            replace(
+                node, args=self.wanted(node.args), kwargs={k: self.wanted(v) for k, v in node.kwargs.items()}
+            )
+        )
 
     def _conv(self, node: Node, dtypes: Dtypes) -> None:
         assert node.conv is not None
         x, weight, bias, residual = node.conv_inputs()
         held = weight if self.kinds[weight] == dtypes.weight else f"{weight}#{dtypes.weight}"
         self.constants[held] = self.constants[weight].to(TORCH[dtypes.weight])
-        names = (self.cast(x, dtypes.input), held, bias, None if residual is None else self.cast(residual, dtypes.output))
+        names = (
+            self.cast(x, dtypes.input),
+            held,
+            bias,
+            None if residual is None else self.cast(residual, dtypes.output),
+        )
         args = tuple(Ref(name) for name in names if name is not None)
         self._keep(replace(node, conv=replace(node.conv, dtypes=dtypes), args=args), dtypes.output)
 
     def _keep(self, node: Node, kind: str | None = None) -> None:
         self.nodes.append(node)
-        if node.name in self.before or node.op in ("aten.chunk.default", "aten.split.Tensor", "aten.split_with_sizes.default"):
+        if node.name in self.before or node.op in (
+            "aten.chunk.default",
+            "aten.split.Tensor",
+            "aten.split_with_sizes.default",
+        ):
             self.kinds[node.name] = kind or self.before.get(node.name, "f32")
 
     def wanted(self, argument: Any) -> Any:
@@ -98,4 +129,8 @@ class _Halve:
 
 def _global_mean(node: Node) -> bool:
     """A mean over whole images, which is a pooling."""
-    return node.op == "aten.mean.dim" and len(node.args) > 1 and node.args[1] in ((2, 3), (-2, -1), (-1, -2), (3, 2))
+    return (
+        node.op == "aten.mean.dim"
+        and len(node.args) > 1
+        and node.args[1] in ((2, 3), (-2, -1), (-1, -2), (3, 2))
+    )

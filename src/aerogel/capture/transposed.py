@@ -1,7 +1,9 @@
-"""A transposed convolution whose windows do not overlap (stride as large as the kernel) is a 1x1 convolution and a rearrangement.
+"""A transposed convolution whose windows do not overlap (stride as large as the kernel) is a 1x1 convolution
+and a rearrangement.
 
-Output pixel (r * i + a, r * j + b) of filter k is the product of input pixel (i, j) with tap (a, b): one 1x1 filter for each of
-the r * r taps, whose maps torch's pixel_shuffle lays out side by side. That makes it a layer like any other.
+Output pixel (r * i + a, r * j + b) of filter k is the product of input pixel (i, j) with tap (a, b): one 1x1
+filter for each of the r * r taps, whose maps torch's pixel_shuffle lays out side by side. That makes it a
+layer like any other.
 """
 
 from __future__ import annotations
@@ -10,16 +12,18 @@ from typing import Any
 
 import torch
 
-from aerogel.graph import Node, Ref
-from aerogel.methods.dense import KINDS
-from aerogel.problem import Conv, Dtypes
+from aerogel.ir.conv import Conv
+from aerogel.ir.dtypes import Dtypes
+from aerogel.ir.graph import Node, Ref
+from aerogel.ir.tensors import KINDS
 
 _DEFAULTS = (None, 1, 0, 0, 1, 1)
 """bias, stride, padding, output padding, groups, dilation"""
 
 
 def enlarging(node: Node, constants: dict[str, torch.Tensor]) -> tuple[Node, Node] | None:
-    """The two nodes that do the same, their weight and bias added to the constants; None where windows overlap."""
+    """The two nodes that do the same, their weight and bias added to the constants; None where windows
+    overlap."""
     if node.op != "aten.conv_transpose2d.input" or node.kwargs:
         return None
     given: list[Any] = [*node.args, *_DEFAULTS[len(node.args) - 2 :]]
@@ -39,7 +43,9 @@ def enlarging(node: Node, constants: dict[str, torch.Tensor]) -> tuple[Node, Nod
     conv = Conv(c, k * r * r, dtypes=Dtypes.of(KINDS[held.dtype]), epilogue=() if bias is None else ("bias",))
     args = (x, *map(Ref, names[: 1 + (bias is not None)]))
     layer = node.layer or node.name
-    return Node(inner, "conv", args, {}, conv, layer), Node(node.name, "aten.pixel_shuffle.default", (Ref(inner), r), layer=layer)
+    return Node(inner, "conv", args, {}, conv, layer), Node(
+        node.name, "aten.pixel_shuffle.default", (Ref(inner), r), layer=layer
+    )
 
 
 def _once(value: object) -> tuple[object, ...]:

@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 import torch
+import typer
 
 from aerogel.capture import foreign
 from aerogel.cli.source import Source
-from aerogel.errors import AerogelError
+from aerogel.cli.words import first_line
+from aerogel.errors import AerogelError, printable
 from aerogel.runtime.eager import bodies, channels_last, runner
 from aerogel.runtime.graphmodel import GraphModel
 from aerogel.runtime.module import Compiled
@@ -21,26 +23,34 @@ OPPONENTS = ("torch", "inductor", "onnxruntime", "openvino")
 Run = Callable[[], Any]
 
 
+def known(against: list[str]) -> None:
+    """Whether all of these are opponents."""
+    for name in against:
+        if name not in OPPONENTS:
+            raise typer.BadParameter(
+                f"--against takes opponents: {', '.join(OPPONENTS)}; '{printable(name)}' is none of them"
+            )
+
+
 def bench(fast: Compiled, source: Source, against: list[str], rounds: int) -> dict[str, Any]:
-    """Milliseconds of each, and the ratio opponent / aerogel: medians over the rounds. What cannot run is named with its reason."""
-    unknown = [name for name in against if name not in OPPONENTS]
-    if unknown:
-        raise AerogelError(f"opponents are {', '.join(OPPONENTS)}; '{unknown[0]}' is none of them")
+    """Milliseconds of each, and the ratio opponent / aerogel: medians over the rounds. What cannot run is
+    named with its reason."""
     runs: dict[str, Run] = {"aerogel": runner(fast, source.call, "contiguous")}
     absent: dict[str, str] = {}
     for name in against:
         try:
             runs |= _opponent(name, source)
         except Exception as why:  # an opponent's failure is its own, and is reported
-            absent[name] = f"{type(why).__name__}: {str(why).splitlines()[0][:160] if str(why) else ''}"
+            absent[name] = f"{type(why).__name__}: {first_line(why)[:160]}"
     times = dict(zip(runs, (np.array(t) for t in interleaved(list(runs.values()), rounds)), strict=True))
     ours = times["aerogel"]
     ratios = {name: float(np.median(t / ours)) for name, t in times.items() if name != "aerogel"}
     fastest = min(ratios, key=lambda n: float(np.median(times[n])), default=None)
     return {
         "ms": {name: {"min": t.min() / 1e3, "p50": float(np.median(t)) / 1e3} for name, t in times.items()},
-        "ratio": ratios, "fastest": fastest, "absent": absent, "rounds": rounds, "threads": torch.get_num_threads(),
-        "target": str(fast.plan.target), "speedup": ratios[fastest] if fastest else None,
+        "ratio": ratios, "fastest": fastest, "absent": absent, "rounds": rounds, "threads":
+        torch.get_num_threads(), "target": str(fast.plan.target), "speedup": ratios[fastest] if fastest else
+        None,
     }  # fmt: skip
 
 
@@ -69,7 +79,11 @@ def _opponent(name: str, source: Source) -> dict[str, Run]:
         return {"onnxruntime": session}
     import openvino as ov
 
-    settings = {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY"}
+    settings = {
+        "INFERENCE_NUM_THREADS": torch.get_num_threads(),
+        "INFERENCE_PRECISION_HINT": "f32",
+        "PERFORMANCE_HINT": "LATENCY",
+    }
     request = ov.Core().compile_model(str(source.path), "CPU", settings).create_infer_request()
     feed = {n: a.numpy() for n, a in zip(names, call[0], strict=True)}
     return {"openvino": lambda: request.infer(feed)}

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
 from dataclasses import dataclass
+from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from pathlib import Path
 
 import torch
 
 from aerogel import __version__
-from aerogel.disk import cache_folder
-from aerogel.methods.dense import private_ops
-from aerogel.runtime import pool
-from aerogel.target import here_levels, host
+from aerogel.backends.cpu import threads
+from aerogel.cli.surroundings import cores, cpu_quota, false_triton, unsafe, written
+from aerogel.disk import cache_folder, private_folder
+from aerogel.errors import AerogelError
+from aerogel.ir.target import here_levels, host
+from aerogel.ir.tensors import private_ops
+from aerogel.methods import BASELINE
 
 
 @dataclass(frozen=True)
@@ -28,7 +33,18 @@ class Finding:
 
 def examine() -> list[Finding]:
     """Look at everything aerogel depends on."""
-    return [_versions(), _cpu(), _caches(), _pool(), _threads(), _dense(), _gpu(), _folder(), _variables()]
+    return [
+        _versions(),
+        _cpu(),
+        _caches(),
+        _pool(),
+        _threads(),
+        _dense(),
+        _gpu(),
+        _triton(),
+        _folder(),
+        _variables(),
+    ]
 
 
 def _versions() -> Finding:
@@ -42,9 +58,13 @@ def _cpu() -> Finding:
     half = "fp16 arithmetic" if {"avx512fp16", "fp16"} & set(here.extras) else "no fp16 arithmetic"
     matrix = ", AMX matrix unit" if "amx_bf16" in here.extras else ""
     if here.isa == "generic":
-        return Finding("CPU", "no AVX2: kernels run, but a modern CPU would be several times faster", good=False)
+        return Finding(
+            "CPU", "no AVX2: kernels run, but a modern CPU would be several times faster", good=False
+        )
     levels = ", ".join(names[i] for i in here_levels()[1:])
-    return Finding("CPU", f"{names[here.isa]}, {half}{matrix}; also runs {levels}" if levels else names[here.isa])
+    return Finding(
+        "CPU", f"{names[here.isa]}, {half}{matrix}; also runs {levels}" if levels else names[here.isa]
+    )
 
 
 def _caches() -> Finding:
@@ -54,9 +74,15 @@ def _caches() -> Finding:
 
 
 def _pool() -> Finding:
-    if pool.entries():
-        return Finding("thread pool", "torch's own OpenMP pool (libgomp), shared with torch: no second pool fights for the cores")
-    says = "torch here has no GNU OpenMP (libgomp), so kernels of ours use one thread. A torch wheel from PyPI for Linux has it."
+    if threads.entries():
+        return Finding(
+            "thread pool",
+            "torch's own OpenMP pool (libgomp), shared with torch: no second pool fights for the cores",
+        )
+    says = (
+        "torch here has no GNU OpenMP (libgomp), so kernels of ours use one thread. A torch wheel from "
+        "PyPI for Linux has it."
+    )
     return Finding("thread pool", says, good=False)
 
 
@@ -67,54 +93,87 @@ def _gpu() -> Finding:
     if find_spec("cuda") is None or find_spec("cuda.core") is None:
         says = f"{name}, but cuda-core is missing: pip install aerogel[cuda] for models on the GPU"
         return Finding("GPU", says, good=False)
-    return Finding("GPU", f"{name}: compile(model.cuda(), (x.cuda(),)) takes it; our kernels are new there (docs/gpu.md)")
+    return Finding(
+        "GPU", f"{name}: compile(model.cuda(), (x.cuda(),)) takes it; our kernels are new there (docs/gpu.md)"
+    )
 
 
 def _threads() -> Finding:
-    wanted, allowed = torch.get_num_threads(), len(os.sched_getaffinity(0))
-    quota = cpu_quota()
+    wanted, allowed, quota = torch.get_num_threads(), cores(), cpu_quota()
+    usable = allowed if quota is None else min(allowed, max(1, int(quota)))
     facts = f"torch uses {wanted} threads, this process may run on {allowed} cores"
     facts += ", no cgroup CPU quota" if quota is None else f", the cgroup's CPU quota is {quota:g} cores"
-    usable = allowed if quota is None else min(allowed, max(1, int(quota)))
+    said = os.environ.get("OMP_NUM_THREADS")
+    facts += "" if said is None else f", OMP_NUM_THREADS is {said}"
+    remedy = (
+        f"say --threads {usable}, set OMP_NUM_THREADS={usable}, or in Python torch.set_num_threads({usable})"
+    )
     if wanted > usable:
+        return Finding("threads", f"{facts}: too many threads wait for each other; {remedy}", good=False)
+    if said is not None and not (said.isascii() and said.isdigit() and int(said) > 0):
+        return Finding("threads", f"{facts}, which is no number: {remedy}", good=False)
+    if said is not None and wanted < usable:
         return Finding(
-            "threads", f"{facts}: too many threads wait for each other; call torch.set_num_threads({usable})", good=False
+            "threads", f"{facts}: {usable - wanted} cores are left alone because OMP_NUM_THREADS asks for it"
         )
     return Finding("threads", facts)
 
 
-def cpu_quota(root: Path = Path("/sys/fs/cgroup")) -> float | None:
-    """Cores the cgroup allows, or None: from cgroup v2's cpu.max or v1's cfs files."""
-    try:
-        quota, period = (root / "cpu.max").read_text().split()
-        return None if quota == "max" else int(quota) / int(period)
-    except (OSError, ValueError):
-        pass
-    try:
-        quota_us = int((root / "cpu" / "cpu.cfs_quota_us").read_text())
-        return None if quota_us <= 0 else quota_us / int((root / "cpu" / "cpu.cfs_period_us").read_text())
-    except (OSError, ValueError):
-        return None
-
-
 def _dense() -> Finding:
     if private_ops():
-        return Finding("dense", "oneDNN with reordered weights and fused epilogues is there to compare with")
-    says = "this torch lacks oneDNN's fused convolution; torch.conv2d is compared with instead. Nothing to do."
-    return Finding("dense", says)
+        return Finding(BASELINE, "oneDNN with reordered weights and fused epilogues is there to compare with")
+    says = (
+        "this torch lacks oneDNN's fused convolution; torch.conv2d is compared with instead. Nothing to do."
+    )
+    return Finding(BASELINE, says)
 
 
 def _folder() -> Finding:
-    folder = cache_folder()
-    probe = folder
-    while not probe.exists():
-        probe = probe.parent
-    if os.access(probe, os.W_OK):
-        count = len(list((folder / "objects").glob("*.o"))) if folder.exists() else 0
-        records = len(list((folder / "tuning").rglob("*.json"))) if folder.exists() else 0
-        return Finding("cache folder", f"{folder}: {count} compiled kernels, {records} tuning records")
-    says = f"{folder} cannot be written, so kernels are compiled again in every process. Set AEROGEL_CACHE to a folder of yours."
-    return Finding("cache folder", says, good=False)
+    """The cache folder, made as the library makes it, written to, and looked at as for machine code."""
+    again = "so kernels are compiled again in every process. Set AEROGEL_CACHE to a folder of yours."
+    try:
+        folder = cache_folder()
+    except (OSError, RuntimeError, KeyError, AerogelError) as why:  # no HOME, and a user without a name
+        return Finding("cache folder", f"the user's home folder is not known ({why}), {again}", good=False)
+    try:
+        private_folder(folder / "objects")
+        failed = written(folder / "objects")
+        danger = None if failed is not None else unsafe(folder / "objects")
+        kernels, records = (
+            len(list(folder.glob(pattern))) for pattern in ("objects/*.o", "tuning/**/*.json")
+        )
+    except OSError as why:
+        failed, danger = why, None
+    if failed is not None:
+        return Finding(
+            "cache folder", f"{folder} cannot be written ({failed.strerror or failed}), {again}", good=False
+        )
+    if danger is not None:
+        says = (
+            f"{danger}. Until then compiled kernels are not kept there: whoever can write there could "
+            "have yours run theirs."
+        )
+        return Finding("cache folder", says, good=False)
+    return Finding("cache folder", f"{folder}: {kernels} compiled kernels, {records} tuning records")
+
+
+def _triton() -> Finding:
+    """Only GPU kernels use it; but torch asks for it too, and a folder of that name answers."""
+    here, path = os.getcwd(), [entry for entry in sys.path if entry]
+    for entries, who in ((path, "Python"), ([here, *path], "Python started in this folder")):
+        if (found := false_triton(entries)) is not None:
+            says = (
+                f"{who} takes '{found}' for the triton package, and torch with it: rename it, or take "
+                f"'{found.parent}' off the path"
+            )
+            return Finding("triton", says, good=False)
+    there = PathFinder.find_spec("triton", path)
+    return Finding(
+        "triton",
+        "not installed; only kernels for GPUs use it"
+        if there is None
+        else f"{Path(there.origin or '').parent}",
+    )
 
 
 def _variables() -> Finding:

@@ -1,39 +1,127 @@
-"""What the verbs of the command line share: their options, and how they refuse."""
+"""What the verbs of the command line share: their options, and what each option takes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import math
+import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from aerogel.errors import AerogelError
+from aerogel.errors import AerogelError, printable
+from aerogel.ir.target import MOST_THREADS
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
-Model = Annotated[str, typer.Argument(help="model.onnx, model.aero, package.module:build, or model.pt2 with --trust-pickle.")]
-Shapes = Annotated[
-    list[str] | None, typer.Option("--shape", help="NAME=1x3x640x640, once for each input whose sizes the model leaves open.")
+Model = Annotated[
+    str,
+    typer.Argument(help="model.onnx, model.aero, package.module:build, or model.pt2 with --trust-pickle."),
 ]
-Threads = Annotated[int | None, typer.Option(help="Threads to run and tune with; torch's own number if not given.")]
-Dtype = Annotated[str | None, typer.Option(help="float16 or bfloat16: weights and maps in 16 bits. Never changed unasked.")]
-Tune = Annotated[str, typer.Option(help="off (rules, no timing), fast, full, or seconds to spend on timing layers.")]
-Stored = Annotated[Path | None, typer.Option("--store", help="Folder of tuning records; the user's own if not given.")]
-Weights = Annotated[Path | None, typer.Option(help="A .safetensors file with the state of package.module:build's module.")]
-Trust = Annotated[bool, typer.Option("--trust-pickle", help="Read a .pt2, which may run Python code of whoever made it.")]
+Shapes = Annotated[
+    list[str] | None,
+    typer.Option("--shape", help="NAME=1x3x640x640, once for each input whose sizes the model leaves open."),
+]
+Threads = Annotated[
+    int | None,
+    typer.Option(
+        min=1, max=MOST_THREADS, help="Threads to run and tune with; torch's own number if not given."
+    ),
+]
+Dtype = Annotated[
+    str | None, typer.Option(help="float16 or bfloat16: weights and maps in 16 bits. Never changed unasked.")
+]
+Tune = Annotated[
+    str | None,
+    typer.Option(
+        help="off (rules, no timing), fast, full, or seconds to spend on timing layers.  [default: "
+        "fast; .aero: as saved]"
+    ),
+]
+Stored = Annotated[
+    Path | None, typer.Option("--store", help="Folder of tuning records; the user's own if not given.")
+]
+Weights = Annotated[
+    Path | None, typer.Option(help="A .safetensors file with the state of package.module:build's module.")
+]
+Trust = Annotated[
+    bool, typer.Option("--trust-pickle", help="Read a .pt2, which may run Python code of whoever made it.")
+]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress on the terminal.")]
 Sparsity = Annotated[
-    float | None, typer.Option(help="Prune every layer by magnitude first: the speed it would have, not the accuracy.")
+    float | None,
+    typer.Option(help="Prune every layer by magnitude first: the speed it would have, not the accuracy."),
 ]
-Batch = Annotated[int | None, typer.Option(help="Batch to tune for.")]
+Batch = Annotated[int | None, typer.Option(min=1, help="Batch to tune for.")]
 
 
-@contextmanager
-def in_words() -> Iterator[None]:
-    """What aerogel refuses is a sentence on stderr and exit code 1, not a traceback."""
+def half(dtype: str | None) -> Any:
+    """torch's own of a precision's name."""
+    if dtype is None:
+        return None
+    if dtype not in ("float16", "bfloat16"):
+        raise typer.BadParameter(f"--dtype is float16 or bfloat16, not '{printable(dtype)}'")
+    import torch
+
+    return getattr(torch, dtype)
+
+
+def effort(tune: str | None) -> str | float | None:
+    """`off`, `fast`, `full`, or a number of seconds; None where nothing was said."""
+    if tune is None or tune in ("off", "fast", "full"):
+        return tune
+    seconds = number(tune)
+    if not 0 < seconds < math.inf:
+        raise typer.BadParameter(f"--tune is off, fast, full or seconds such as 30, not '{printable(tune)}'")
+    return seconds
+
+
+def number(text: str) -> float:
+    """A number from text; NaN where it is none."""
     try:
-        yield
-    except AerogelError as why:
-        typer.echo(f"{type(why).__name__}: {why}", err=True)
-        raise typer.Exit(1) from None
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+def share(value: float, flag: str) -> float:
+    """A share of zeros."""
+    if not 0 < value < 1:
+        percent = f": for {value:g} % say {value / 100:g}" if 1 < value < 100 else ""
+        raise typer.BadParameter(f"{flag} is between 0 and 1, not {value:g}{percent}")
+    return value
+
+
+def above_zero(value: float | None, flag: str) -> None:
+    """How many times as fast, if it is asked for."""
+    if value is not None and not 0 < value < math.inf:
+        raise typer.BadParameter(f"{flag} is a number above 0 such as 1.5, not {value:g}")
+
+
+def sizes(given: list[str] | None) -> dict[str, tuple[int, ...]]:
+    """`NAME=1x3x640x640`, several of them, as a dict."""
+    found: dict[str, tuple[int, ...]] = {}
+    for text in given or []:
+        name, _, numbers = text.rpartition("=")
+        parts = numbers.split("x")
+        if not name or not all(p.isascii() and p.isdigit() and 0 < int(p) < 2**31 for p in parts):
+            raise typer.BadParameter(
+                f"'{printable(text)}' is no shape; one looks like --shape images=1x3x640x640"
+            )
+        if name in found:
+            raise typer.BadParameter(f"--shape says '{printable(name)}' twice")
+        found[name] = tuple(map(int, parts))
+    return found
+
+
+def writable(out: Path) -> Path:
+    """Where the result goes, looked at before an hour of timing: no folder, and a folder around it that can
+    be written."""
+    if out.is_dir():
+        raise AerogelError(f"'{out}' is a folder; say -o with the name of a file in it")
+    around = next((f for f in out.absolute().parents if f.exists()), Path("/"))
+    if not around.is_dir() or not os.access(around, os.W_OK | os.X_OK):
+        raise AerogelError(
+            f"'{out}' cannot be written: '{around}' is no folder that you may write to. Say -o "
+            "with another path."
+        )
+    return out

@@ -1,1 +1,1 @@
-"""Code generation, by what the code computes: `rows` (sparse filters), `segment` (lists of kernels); `llvm` makes machine code."""
+"""How code is made, by what it computes: `cpu` through LLVM, `gpu` as source that CUDA and OpenCL take."""

@@ -1,49 +1,118 @@
-"""The methods, one file each. To add one: write the file, put its name in METHODS. CONTRIBUTING.md walks through it.
+"""The methods, one folder each. To add one: make the folder, put its name in METHODS. CONTRIBUTING.md walks
+through it.
 
-A method is a plain module with
+A method is a folder
 
-    NAME, PAPER, SUMMARY           words for people
+    __init__.py    NAME, PAPER, SUMMARY: words for people; its docstring is the method's page
+                   SKIPS_INPUT: whether its time depends on the zeros of its input
+                   RANK: where it stands when layers are given out by rule;
+                         None where only a measurement can tell
+                   DEMANDS: the option by which a configuration asks something of all maps of its image size
+                   ROUNDING: the option that its rounding depends on
+    cpu.py         how it runs on CPUs
+    gpu.py         how it runs on GPUs
+
+and each of the last two is a Form:
+
     refuse(conv, target, stats)    None, or the sentence that says which property it cannot take
     configs(conv, target, stats)   points of its search space, likely winners first
     pack(weight, conv, config)     weight -> Packed; sees no image size
     unpack(packed, conv)           Packed -> weight: pack's own proof; raises InvalidFile on a damaged Packed
-    layouts(conv, config, target, border, pitch, x_pitch)   what it would read and write: the output with at least this border,
-                                   rows of output and input at least this far apart
-    build(packed, conv, config, target, reads, writes, rows)   Kernels for one concrete Conv, run one after another; with `rows` one
-                                   kernel that computes only so many rows of the output, from wherever its x points
+    build(packed, conv, config, ...)   what runs: Kernels on a CPU, Launches on a GPU
 """
 
 from collections.abc import Iterator
 from importlib import import_module
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
-from aerogel.candidate import Config, Kernel, Packed, Stats
-from aerogel.layout import Array, Layout
-from aerogel.problem import Conv
-from aerogel.target import Target
+from aerogel.codegen.cpu.abi import Kernel
+from aerogel.ir.config import Config, Packed
+from aerogel.ir.conv import Conv, Pool
+from aerogel.ir.layout import Array, Layout
+from aerogel.ir.stats import Stats
 
 METHODS = ("dense", "direct", "stridepack", "tilewise", "blockgemm", "actsparse")
+BASELINE = METHODS[0]
+"""Whom all others are compared with: the strongest dense convolution there is."""
 
 
 class Method(Protocol):
-    """The shape of a method's module, for the type checker."""
+    """A method's folder: what people and the tuner are told of it."""
 
     NAME: str
     PAPER: str
     SUMMARY: str
+    SKIPS_INPUT: bool
+    RANK: int | None
+    DEMANDS: str | None
+    ROUNDING: str | None
 
-    def refuse(self, conv: Conv, target: Target, stats: Stats) -> str | None: ...
-    def configs(self, conv: Conv, target: Target, stats: Stats) -> Iterator[Config]: ...
+
+class Form(Protocol):
+    """How a method runs on one kind of machine: what the tuner knows of it."""
+
+    NAME: str
+
+    def refuse(self, conv: Conv, target: Any, stats: Stats) -> str | None: ...
+    def configs(self, conv: Conv, target: Any, stats: Stats) -> Iterator[Config]: ...
     def pack(self, weight: Array, conv: Conv, config: Config) -> Packed: ...
     def unpack(self, packed: Packed, conv: Conv) -> Array: ...
+
+
+class CpuForm(Form, Protocol):
+    """`layouts` says what would be read and written: the output with at least this border, rows of output and
+    input at least this far apart. `build` gives kernels that run one after another; with `rows` one that
+    computes only so many rows of the output, from wherever its x points."""
+
     def layouts(
-        self, conv: Conv, config: Config, target: Target, border: tuple[int, int, int, int], pitch: int = 0, x_pitch: int = 0
+        self,
+        conv: Conv,
+        config: Config,
+        target: Any,
+        border: tuple[int, int, int, int],
+        pitch: int = 0,
+        x_pitch: int = 0,
     ) -> tuple[Layout, Layout]: ...
+    def pixels(self, conv: Conv, config: Config, target: Any, pitch: int, rows: int) -> int: ...
     def build(
-        self, packed: Packed, conv: Conv, config: Config, target: Target, reads: Layout, writes: Layout, rows: int | None = None
+        self,
+        packed: Packed,
+        conv: Conv,
+        config: Config,
+        target: Any,
+        reads: Layout,
+        writes: Layout,
+        rows: int | None = None,
     ) -> list[Kernel]: ...
 
 
+class GpuForm(Form, Protocol):
+    """`layout` is that of x, y and the residual: "contiguous" (n, c, h, w) or "channels_last". `build` gives
+    Launches or TritonLaunches; with `pool`, where the configuration takes it, the result is pooled."""
+
+    def layout(self, config: Config) -> str: ...
+    def takes_pool(self, conv: Conv, config: Config, pool: Pool) -> bool: ...
+    def build(self, packed: Packed, conv: Conv, config: Config, pool: Pool | None = None) -> list[Any]: ...
+
+
 def method(name: str) -> Method:
-    """The module of a method. Loaded when asked for, so that kernels of ours need no torch."""
     return cast(Method, import_module(f"aerogel.methods.{name}"))
+
+
+def demands(config: Config) -> int:
+    """What a configuration asks of all maps of its image size; 0 for nothing."""
+    return dict(config.options).get(method(config.method).DEMANDS or "", 0)
+
+
+def rounding(config: Config) -> tuple[str, int]:
+    """What configurations that round alike have in common."""
+    return config.method, dict(config.options).get(method(config.method).ROUNDING or "", 0)
+
+
+def cpu_form(name: str) -> CpuForm:
+    """Loaded when asked for, so that kernels of ours need no torch."""
+    return cast(CpuForm, import_module(f"aerogel.methods.{name}.cpu"))
+
+
+def gpu_form(name: str) -> GpuForm:
+    return cast(GpuForm, import_module(f"aerogel.methods.{name}.gpu"))

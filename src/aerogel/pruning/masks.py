@@ -1,13 +1,14 @@
-"""Which weights go: scores in, masks out. A pattern says what goes together; the least important goes first, as much as asked.
+"""Which weights go: scores in, masks out. A pattern says what goes together; the least important goes first,
+as much as asked.
 
     unstructured   single elements
     NxM            blocks of N filters x M input positions
-    tw1d, tilewise Tile-wise sparsity (SC'20): in each tile of 128 filters whole rows (c, r, s) go; `tilewise` (TW-2D) drops whole
-                   filters first, each dimension by 1 - sqrt(1 - sparsity)
+    tw1d, tilewise Tile-wise sparsity (SC'20): in each tile of 128 filters whole rows (c, r, s) go;
+                   `tilewise` (TW-2D) drops whole filters first, each dimension by 1 - sqrt(1 - sparsity)
     tew            TW-2D pruned a little further, and the best single elements given back
 
-A layer's scores are a matrix of filters x positions (c, r, s). `shares` says how much goes: one share of all layers together
-("global": the least important anywhere), or one for each layer.
+A layer's scores are a matrix of filters x positions (c, r, s). `shares` says how much goes: one share of all
+layers together ("global": the least important anywhere), or one for each layer.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor
 
 from aerogel.errors import AerogelError
+from aerogel.ir.numbers import ceil_div
 
 TILE = 128
 """Filters in a tile: the paper's, and four registers of a matrix engine."""
@@ -31,23 +33,35 @@ Shares = float | Mapping[str, float]
 
 def masks(scores: Mapping[str, Tensor], shares: Shares, pattern: str) -> dict[str, Tensor]:
     """For each layer what is kept, in the shape of its scores."""
+    block = as_block(pattern)
     flat = {name: score.detach().reshape(score.shape[0], -1).double() for name, score in scores.items()}
-    if pattern == "unstructured":
-        kept = blocks(flat, shares, 1, 1)
-    elif found := re.fullmatch(r"([1-9]\d{0,3})x([1-9]\d{0,3})", pattern):
-        kept = blocks(flat, shares, int(found[1]), int(found[2]))
-    elif pattern in ("tilewise", "tw1d"):
-        kept = tiles(flat, shares, both=pattern == "tilewise")
+    if block is not None:
+        kept = blocks(flat, shares, *block)
     elif pattern == "tew":
         kept = elements_back(flat, shares)
     else:
-        raise AerogelError(f"pattern is unstructured, NxM (such as 4x1), tilewise, tw1d or tew, not '{pattern}'")
+        kept = tiles(flat, shares, both=pattern == "tilewise")
     return {name: mask.reshape(scores[name].shape) for name, mask in kept.items()}
 
 
+def as_block(pattern: object) -> tuple[int, int] | None:
+    """The block that goes together, filters x positions; None for tiles. What is no pattern is an
+    AerogelError."""
+    if pattern in ("tilewise", "tw1d", "tew"):
+        return None
+    found = re.fullmatch(
+        r"([1-9]\d{0,3})x([1-9]\d{0,3})", "1x1" if pattern == "unstructured" else str(pattern)
+    )
+    if found is None or not isinstance(pattern, str):
+        raise AerogelError(
+            f"pattern is unstructured, NxM (such as 4x1), tilewise, tw1d or tew, not '{pattern}'"
+        )
+    return int(found[1]), int(found[2])
+
+
 def least(units: Mapping[str, tuple[Tensor, Tensor]], shares: Shares) -> dict[str, Tensor]:
-    """What is kept of each layer's units, given as (score for each element, number of elements): the least important go, and never
-    more elements than their share."""
+    """What is kept of each layer's units, given as (score for each element, number of elements): the least
+    important go, and never more elements than their share."""
     if isinstance(shares, Mapping):
         return {name: _least(*unit, shares[name]) for name, unit in units.items()}
     scores, sizes = (torch.cat([unit[i].reshape(-1) for unit in units.values()]) for i in (0, 1))
@@ -66,7 +80,8 @@ def _least(score: Tensor, size: Tensor, share: float) -> Tensor:
 
 
 def _smallest(score: Tensor, count: int) -> Tensor:
-    """What is left without the `count` smallest, of equal ones the first: as sorting would give it, in linear time."""
+    """What is left without the `count` smallest, of equal ones the first: as sorting would give it, in linear
+    time."""
     flat = score.reshape(-1)
     kept = torch.ones(flat.numel(), dtype=torch.bool)
     if count:
@@ -79,9 +94,13 @@ def _smallest(score: Tensor, count: int) -> Tensor:
 def blocks(flat: Mapping[str, Tensor], shares: Shares, n: int, m: int) -> dict[str, Tensor]:
     """Blocks of n x m go whole; those at the edge are smaller."""
     sizes = {name: _sums(torch.ones_like(score), n, m) for name, score in flat.items()}
-    kept = least({name: (_sums(score, n, m) / sizes[name], sizes[name]) for name, score in flat.items()}, shares)
+    kept = least(
+        {name: (_sums(score, n, m) / sizes[name], sizes[name]) for name, score in flat.items()}, shares
+    )
     return {
-        name: mask.repeat_interleave(n, 0).repeat_interleave(m, 1)[: flat[name].shape[0], : flat[name].shape[1]]
+        name: mask.repeat_interleave(n, 0).repeat_interleave(m, 1)[
+            : flat[name].shape[0], : flat[name].shape[1]
+        ]
         for name, mask in kept.items()
     }
 
@@ -89,14 +108,17 @@ def blocks(flat: Mapping[str, Tensor], shares: Shares, n: int, m: int) -> dict[s
 def _sums(score: Tensor, n: int, m: int) -> Tensor:
     k, c = score.shape
     padded = torch.nn.functional.pad(score, (0, -c % m, 0, -k % n))
-    return padded.reshape(-(-k // n), n, -(-c // m), m).sum((1, 3))
+    return padded.reshape(ceil_div(k, n), n, ceil_div(c, m), m).sum((1, 3))
 
 
 def tiles(flat: Mapping[str, Tensor], shares: Shares, *, both: bool) -> dict[str, Tensor]:
     """Tile-wise: `both` dimensions, or rows only."""
     rates = shares if not both else _each(shares, lambda t: 1 - math.sqrt(1 - t))
     if both:
-        filters = {name: (score.mean(1), torch.full((score.shape[0],), float(score.shape[1]))) for name, score in flat.items()}
+        filters = {
+            name: (score.mean(1), torch.full((score.shape[0],), float(score.shape[1])))
+            for name, score in flat.items()
+        }
         columns = least(filters, rates)
     else:
         columns = {name: torch.ones(score.shape[0], dtype=torch.bool) for name, score in flat.items()}
@@ -118,9 +140,11 @@ def tiles(flat: Mapping[str, Tensor], shares: Shares, *, both: bool) -> dict[str
 
 
 def elements_back(flat: Mapping[str, Tensor], shares: Shares) -> dict[str, Tensor]:
-    """TEW: TW-2D further than asked, then the best single elements of what went come back, up to what was asked."""
+    """TEW: TW-2D further than asked, then the best single elements of what went come back, up to what was
+    asked."""
     further = tiles(flat, _each(shares, lambda t: min(1.0, t + GIVEN_BACK) if t else 0.0), both=True)
-    held = {name: score.masked_fill(further[name], math.inf) for name, score in flat.items()}  # what tiles hold never goes
+    # what tiles hold never goes
+    held = {name: score.masked_fill(further[name], math.inf) for name, score in flat.items()}
     return least({name: (score, torch.ones_like(score)) for name, score in held.items()}, shares)
 
 

@@ -1,18 +1,20 @@
-"""prune(), finalize(): masks held by torch's own parametrization, so that any training loop, optimizer and checkpoint works."""
+"""prune(), finalize(): masks held by torch's own parametrization, so that any training loop, optimizer and
+checkpoint works."""
 
 from __future__ import annotations
 
-import copy
-import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils import parametrize
 
 from aerogel.errors import AerogelError
-from aerogel.pruning.masks import Shares, masks
+from aerogel.pruning.masks import Shares, as_block, masks
+from aerogel.pruning.mistakes import a_module, a_share, no_layer, several
+from aerogel.runtime.weights import bake
 
 LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
 SCOPES, SCORES = ("uniform", "global", "erk"), ("magnitude", "taylor")
@@ -52,34 +54,84 @@ def prune(
 ) -> nn.Module:
     """Mask the least important weights of every convolution and Linear, in place; the model is returned.
 
-    `sparsity` is the share of zeros, of each layer (`scope` "uniform"), of all together ("global") or spread so that larger layers
-    lose more ("erk"); or {layer: share}, and layers not named keep what they have; or what advise() gave for a speedup. `pattern`
-    is "unstructured", "NxM" (blocks of N filters x M input positions), "tilewise" (TW-2D), "tw1d" or "tew". `score` is "magnitude"
-    or "taylor" (|weight x gradient|: call backward() first). `exclude` names layers to leave alone. What is zero already is least
-    important, so calling again with more only adds zeros. Train on as you like: masks hold. finalize() makes them part of the
-    weights; compile() does not need it.
+    `sparsity` is the share of zeros, of each layer (`scope` "uniform"), of all together ("global") or spread
+    so that larger layers lose more ("erk"); or {layer: share}, and layers not named keep what they have; or
+    what advise() gave for a speedup. `pattern` is "unstructured", "NxM" (blocks of N filters x M input
+    positions), "tilewise" (TW-2D), "tw1d" or "tew". `score` is "magnitude" or "taylor" (|weight x gradient|:
+    call backward() first). `exclude` names layers to leave alone. What is zero already is least important, so
+    calling again with more only adds zeros. Train on as you like: masks hold. finalize() makes them part of
+    the weights; compile() does not need it.
     """
-    if not isinstance(sparsity, int | float | Mapping):
-        for kind in sorted({kind for kind, _ in sparsity.recipe.values()}):
-            shares = {layer: share for layer, (own, share) in sparsity.recipe.items() if own == kind}
-            prune(model, shares, pattern=kind, score=score, exclude=exclude)
-        return model
-    if scope not in SCOPES or score not in SCORES:
-        raise AerogelError(f"scope is one of {', '.join(SCOPES)}, score one of {', '.join(SCORES)}; not '{scope}' and '{score}'")
-    found = dict(prunable(model))
-    unknown = [n for n in (*exclude, *(sparsity if isinstance(sparsity, Mapping) else ())) if n not in found]
-    if unknown:
-        raise AerogelError(f"'{unknown[0]}' is no convolution or Linear of the model; it has {', '.join(found) or 'none'}")
-    wanted = {n: m for n, m in found.items() if n not in exclude and (not isinstance(sparsity, Mapping) or n in sparsity)}
-    given = list(sparsity.values()) if isinstance(sparsity, Mapping) else [sparsity]
-    if not all(0 <= s < 1 for s in given):
-        raise AerogelError(f"sparsity is a share of zeros from 0 to less than 1, not {sparsity}")
+    left_out = several(exclude, "exclude", "exclude=['head']")
+    if hasattr(sparsity, "recipe"):
+        return _followed(model, sparsity.recipe, score, left_out)
+    asked = chosen(model, sparsity, pattern, scope, score, left_out)
     with torch.no_grad():
-        scores = {name: _score(name, module, score) for name, module in wanted.items()}
-        wanted_shares: Shares = sparsity if isinstance(sparsity, Mapping) else _shares(scores, sparsity, scope)
-        for name, kept in masks(scores, wanted_shares, pattern).items():
-            held = attached(wanted[name])
+        scores = {name: _score(name, module, score) for name, (module, _) in asked.items()}
+        shares: Shares = {name: share for name, (_, share) in asked.items()}
+        if not isinstance(sparsity, Mapping):
+            shares = _shares(scores, a_share(sparsity, "sparsity", zero=True), scope)
+        for name, kept in masks(scores, shares, pattern).items():
+            held = attached(asked[name][0])
             held.mask.copy_(kept & held.mask)
+    return model
+
+
+def chosen(
+    model: nn.Module, sparsity: Any, pattern: str, scope: str, score: str, exclude: Collection[str]
+) -> dict[str, tuple[nn.Module, float]]:
+    """The layers that are to be pruned, by name, and the share each is asked for; or the sentence that says
+    what is wrong."""
+    found = dict(prunable(a_module(model, "prune")))
+    if not found:
+        raise AerogelError("the model has no convolution (Conv1d, Conv2d, Conv3d) and no Linear to prune")
+    if scope not in SCOPES or score not in SCORES:
+        raise AerogelError(
+            f"scope is one of {', '.join(SCOPES)}, score one of {', '.join(SCORES)}; not '{scope}' "
+            f"and '{score}'"
+        )
+    as_block(pattern)
+    for name in (*exclude, *(sparsity if isinstance(sparsity, Mapping) else ())):
+        if name not in found:
+            raise no_layer(name, found)
+    if isinstance(sparsity, Mapping):
+        shares = {
+            name: a_share(share, f"sparsity of '{name}'", zero=True) for name, share in sparsity.items()
+        }
+    else:
+        shares = dict.fromkeys(found, a_share(sparsity, "sparsity", zero=True))
+    wanted = {name: (found[name], shares[name]) for name in found if name in shares and name not in exclude}
+    if not wanted:
+        raise AerogelError(
+            "no layer is left to prune: "
+            + ("sparsity names none" if not shares else "exclude names them all")
+        )
+    lazy = [name for name, (module, _) in wanted.items() if isinstance(module.weight, UninitializedParameter)]
+    if lazy:
+        raise AerogelError(f"'{lazy[0]}' has no weight yet: call the model once on an example first")
+    return wanted
+
+
+def _followed(
+    model: nn.Module, recipe: Mapping[str, tuple[str, float]], score: str, exclude: Collection[str]
+) -> nn.Module:
+    """The model pruned as advise() said. Everything is looked at before anything is pruned."""
+    a_module(model, "prune")
+    kinds = {
+        kind: {n: share for n, (own, share) in recipe.items() if own == kind}
+        for kind, _ in sorted(recipe.values())
+    }
+    if not kinds:
+        raise AerogelError(
+            "the advice has no recipe: ask for a speedup that pruning can give, advise(model, "
+            "args, speedup=1.5)"
+        )
+    kept = {kind: {n: share for n, share in own.items() if n not in exclude} for kind, own in kinds.items()}
+    for kind, own in kinds.items():
+        chosen(model, own, kind, "uniform", score, [])
+    for kind, own in kept.items():
+        if own:
+            prune(model, own, pattern=kind, score=score)
     return model
 
 
@@ -105,46 +157,12 @@ def attached(module: nn.Module) -> Mask:
 
 def finalize(model: nn.Module) -> nn.Module:
     """Make the masks part of the weights, in place: zeros stay, what held them goes."""
-    for module in list(model.modules()):
+    for module in list(a_module(model, "finalize").modules()):
         if parametrize.is_parametrized(module, "weight"):
             held: Any = module.parametrizations
             if any(isinstance(one, Mask) for one in held["weight"]):
-                _bake(module)
+                bake(module)
     return model
-
-
-def as_weights(model: nn.Module) -> nn.Module:
-    """The model, or where weights are computed from others (masks of ours, torch's parametrizations and pruning) a copy that has
-    them as they are now."""
-    if not any(parametrize.is_parametrized(m) or _hooks(m) for m in model.modules()):
-        return model
-    for module in model.modules():
-        for hook in _hooks(module):  # what it computed is no leaf, and only leaves can be copied; the next call computes it again
-            setattr(module, hook._tensor_name, getattr(module, hook._tensor_name).detach())
-    copied = copy.deepcopy(model)
-    for module in list(copied.modules()):
-        for hook in _hooks(module):
-            sys.modules["torch.nn.utils.prune"].remove(module, hook._tensor_name)
-        if parametrize.is_parametrized(module):
-            _bake(module)
-    return copied
-
-
-def _hooks(module: nn.Module) -> list[Any]:
-    """torch's own pruning of a module. Whoever used it has imported it; importing it here would take a tenth of a second."""
-    torchs = sys.modules.get("torch.nn.utils.prune")
-    return [] if torchs is None else [h for h in module._forward_pre_hooks.values() if isinstance(h, torchs.BasePruningMethod)]
-
-
-def _bake(module: nn.Module) -> None:
-    """Parametrized weights become plain ones. Not by torch's own remove_parametrizations: that takes the property from a class
-    which copies of the module share."""
-    held: Any = module.parametrizations
-    values = {name: nn.Parameter(getattr(module, name).detach().clone()) for name in held}
-    del module.parametrizations
-    module.__class__ = type(module).__mro__[1]
-    for name, value in values.items():
-        module.register_parameter(name, value)
 
 
 def _score(name: str, module: nn.Module, how: str) -> Tensor:
@@ -153,7 +171,9 @@ def _score(name: str, module: nn.Module, how: str) -> Tensor:
         return torch.as_tensor(weight).abs().cpu()
     gradient = _under(module).grad
     if gradient is None:
-        raise AerogelError(f"score 'taylor' needs gradients, and '{name}' has none: call backward() on a loss first")
+        raise AerogelError(
+            f"score 'taylor' needs gradients, and '{name}' has none: call backward() on a loss first"
+        )
     found: Tensor = (weight * gradient).abs().cpu()
     return found
 
@@ -161,7 +181,11 @@ def _score(name: str, module: nn.Module, how: str) -> Tensor:
 def _under(module: nn.Module) -> Tensor:
     """The parameter that is trained."""
     held: Any = module
-    found: Tensor = held.parametrizations["weight"].original if parametrize.is_parametrized(module, "weight") else held.weight
+    found: Tensor = (
+        held.parametrizations["weight"].original
+        if parametrize.is_parametrized(module, "weight")
+        else held.weight
+    )
     return found
 
 
@@ -172,7 +196,8 @@ def _shares(scores: Mapping[str, Tensor], sparsity: float, scope: str) -> Shares
 
 
 def erk(scores: Mapping[str, Tensor], sparsity: float) -> dict[str, float]:
-    """Erdos-Renyi-Kernel: a layer's density is in proportion to the sum of its dimensions over their product, none above 1."""
+    """Erdos-Renyi-Kernel: a layer's density is in proportion to the sum of its dimensions over their product,
+    none above 1."""
     sizes = {name: s.numel() for name, s in scores.items()}
     raw = {name: sum(s.shape) / s.numel() for name, s in scores.items()}
     full: set[str] = set()

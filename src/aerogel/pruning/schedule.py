@@ -8,15 +8,17 @@ from typing import Any
 from torch import nn
 
 from aerogel.errors import AerogelError
-from aerogel.pruning.prune import attached, prunable, prune
+from aerogel.pruning.mistakes import a_count, a_module, several
+from aerogel.pruning.prune import attached, chosen, prune
 
 
 class Schedule:
-    """Call step() after every optimizer step. Once in `every` of them the model loses weights, fast at first and slowly at the end
-    (final x (1 - (1 - t)^3)), until after `steps` it has the `final` sparsity; the rest is prune()'s.
+    """Call step() after every optimizer step. Once in `every` of them the model loses weights, fast at first
+    and slowly at the end (final x (1 - (1 - t)^3)), until after `steps` it has the `final` sparsity; the rest
+    is prune()'s.
 
-    Make it before the model is wrapped in DistributedDataParallel: masks are buffers, and rank 0's are everyone's. For a resume,
-    make model and Schedule as before, then load both states.
+    Make it before the model is wrapped in DistributedDataParallel: masks are buffers, and rank 0's are
+    everyone's. For a resume, make model and Schedule as before, then load both states.
     """
 
     def __init__(
@@ -31,14 +33,22 @@ class Schedule:
         score: str = "magnitude",
         exclude: Iterable[str] = (),
     ) -> None:
-        if steps < 1 or every < 1:
-            raise AerogelError(f"a schedule has at least one step, and prunes every 1 or more; not {steps} and {every}")
-        self.model, self.final, self.steps, self.every, self.count = model, final, steps, every, 0
-        self._options: dict[str, Any] = {"pattern": pattern, "scope": scope, "score": score, "exclude": tuple(exclude)}
-        prune(model, dict.fromkeys(final, 0.0) if isinstance(final, Mapping) else 0.0, pattern=pattern, exclude=exclude)
-        for name, module in prunable(model):
-            if name not in self._options["exclude"] and (not isinstance(final, Mapping) or name in final):
-                attached(module)
+        if hasattr(final, "recipe"):
+            raise AerogelError(
+                "a Schedule has one pattern: give {layer: share} of the advice's recipe, and pattern="
+            )
+        left_out = tuple(several(exclude, "exclude", "exclude=['head']"))
+        asked = chosen(a_module(model, "Schedule"), final, pattern, scope, score, left_out)
+        self.model, self.final, self.count = model, final, 0
+        self.steps, self.every = a_count(steps, "steps"), a_count(every, "every")
+        self._options: dict[str, Any] = {
+            "pattern": pattern,
+            "scope": scope,
+            "score": score,
+            "exclude": left_out,
+        }
+        for module, _ in asked.values():
+            attached(module)
 
     def step(self) -> None:
         """One optimizer step is done."""
@@ -46,11 +56,19 @@ class Schedule:
         if self.count > self.steps or (self.count % self.every and self.count < self.steps):
             return
         grown = 1 - (1 - self.count / self.steps) ** 3
-        now = {n: s * grown for n, s in self.final.items()} if isinstance(self.final, Mapping) else self.final * grown
+        now = (
+            {n: s * grown for n, s in self.final.items()}
+            if isinstance(self.final, Mapping)
+            else self.final * grown
+        )
         prune(self.model, now, **self._options)
 
     def state_dict(self) -> dict[str, int]:
         return {"count": self.count}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        self.count = int(state["count"])
+        if not isinstance(state, Mapping) or not isinstance(count := state.get("count"), int) or count < 0:
+            raise AerogelError(
+                "this is no state of a Schedule: give what its state_dict() gave, {'count': steps done}"
+            )
+        self.count = count

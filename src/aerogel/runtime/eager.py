@@ -9,12 +9,41 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from aerogel.capture.captured import Captured
+from aerogel.errors import AerogelError
+
 Call = tuple[tuple[Any, ...], dict[str, Any]]
+DOUBTFUL = 0.01
+"""Share of the whole numbers of an answer that may differ: a largest of many is decided by rounding where two
+are alike."""
+LAYOUTS = ("contiguous", "channels_last")
 
 
 def as_call(args: Any, kwargs: Mapping[str, Any] | None) -> Call:
-    """An example call; a bare tensor counts as the only argument."""
-    return (args,) if isinstance(args, torch.Tensor) else tuple(args), dict(kwargs or {})
+    """An example call, its tensors copied: the user's stay as they are. A bare tensor counts as the only
+    argument."""
+    if isinstance(args, Mapping):
+        raise AerogelError(
+            "args are in order; a dict of arguments by name is kwargs: compile(model, kwargs={...})"
+        )
+    if any(
+        hasattr(v, "__array__") and not isinstance(v, torch.Tensor)
+        for v in pytree.tree_leaves((args, kwargs))
+    ):
+        raise AerogelError(
+            "an argument of the example is a numpy array: torch.from_numpy(array) makes a tensor of it"
+        )
+    if not isinstance(args, torch.Tensor | tuple | list):
+        raise AerogelError(
+            f"args are a tensor or a tuple of the model's arguments, not a {type(args).__name__}"
+        )
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        raise AerogelError(
+            f"kwargs are a dict of the model's arguments by name, not a {type(kwargs).__name__}"
+        )
+    call = (args,) if isinstance(args, torch.Tensor) else tuple(args), dict(kwargs or {})
+    copied: Call = pytree.tree_map_only(torch.Tensor, lambda t: t.detach().clone(), call)
+    return copied
 
 
 def first_image(call: Call) -> Call:
@@ -54,8 +83,19 @@ def bodies(model: torch.nn.Module, dtype: torch.dtype | None) -> dict[str, torch
     return found | {f"{layout} {name}": m for layout, m in in_both_layouts(InType(model, dtype)).items()}
 
 
+def forms(model: torch.nn.Module, dtype: torch.dtype | None) -> tuple[str, ...]:
+    """The names of `bodies`."""
+    own = dtype is None or all(p.dtype == dtype for p in model.parameters())
+    return (
+        LAYOUTS
+        if own
+        else (*LAYOUTS, *(f"{layout} {str(dtype).removeprefix('torch.')}" for layout in LAYOUTS))
+    )
+
+
 def in_both_layouts(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
-    """The model, and a copy of it in torch's other layout. Only images have one: `to(memory_format=)` raises on a Conv3d."""
+    """The model, and a copy of it in torch's other layout. Only images have one: `to(memory_format=)` raises
+    on a Conv3d."""
     other = copy.deepcopy(model)
     for parameter in other.parameters():
         parameter.data = channels_last(parameter.data)
@@ -63,24 +103,97 @@ def in_both_layouts(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
 
 
 def runner(model: torch.nn.Module, call: Call, layout: str) -> Callable[[], Any]:
-    """A function that runs the model on the example. Every candidate is given the same tensors: a change of layout is its own."""
+    """A function that runs the model on the example. Every candidate is given the same tensors: a change of
+    layout is its own."""
 
     def run() -> Any:
         with torch.no_grad():
-            args, kwargs = pytree.tree_map_only(torch.Tensor, channels_last, call) if layout.startswith("channels_last") else call
+            args, kwargs = (
+                pytree.tree_map_only(torch.Tensor, channels_last, call)
+                if layout.startswith("channels_last")
+                else call
+            )
             return model(*args, **kwargs)
 
     return run
 
 
-def agree(model: torch.nn.Module, other: torch.nn.Module, call: Call, within: float = 1e-2) -> bool:
-    """Whether two models answer alike on the example: a last look before one replaces the other, far wider than rounding."""
-    wanted, got = (pytree.tree_leaves(runner(m, call, "contiguous")()) for m in (model, other))
-    for w, g in zip(wanted, got, strict=True):
-        judged = isinstance(w, torch.Tensor) and w.is_floating_point() and w.shape == g.shape and w.numel() > 0
-        if judged and w.isfinite().all() and not (g - w).abs().max() <= within * w.abs().max() + 1e-6:
-            return False
-    return True
+def answer(model: torch.nn.Module, call: Call) -> Any:
+    """What a model answers, from the same random numbers each time."""
+    torch.manual_seed(0)
+    return runner(model, call, "contiguous")()
+
+
+def memory_of(model: torch.nn.Module) -> frozenset[int]:
+    """Where a model's parameters and buffers are."""
+    return frozenset(t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers()))
+
+
+def unshared(given: Any, memory: frozenset[int]) -> Any:
+    """An answer in which what is a model's own memory is copied: a user may write to it."""
+
+    def own(t: torch.Tensor) -> torch.Tensor:
+        return t.clone() if t.layout == torch.strided and t.untyped_storage().data_ptr() in memory else t
+
+    return pytree.tree_map_only(torch.Tensor, own, given)
+
+
+def agree(model: torch.nn.Module, other: torch.nn.Module, call: Call, within: float | None = None) -> bool:
+    """Whether two models answer alike: a last look before one replaces the other, far wider than rounding."""
+    return alike(answer(model, call), answer(other, call), within)
+
+
+def alike(wanted: Any, got: Any, within: float | None = None) -> bool:
+    """Whether two answers are the same but for rounding. `within` is a share of the largest number, by
+    default what an element type may lose in a deep network."""
+    (wants, spec), (gots, other) = (pytree.tree_flatten(v) for v in (wanted, got))
+    return spec == other and all(_near(w, g, within) for w, g in zip(wants, gots, strict=True))
+
+
+def _near(wanted: Any, got: Any, within: float | None) -> bool:
+    if not isinstance(wanted, torch.Tensor) or not isinstance(got, torch.Tensor):
+        return type(wanted) is type(got) and (wanted == got or wanted != wanted)
+    if wanted.shape != got.shape or wanted.dtype != got.dtype:
+        return False
+    if not wanted.is_floating_point():  # the largest of two near ones may be the other
+        return wanted.numel() == 0 or float((wanted != got).float().mean()) <= DOUBTFUL
+    finite = wanted.isfinite()
+    if not finite.any():
+        return True
+    w, g = wanted[finite].double(), got[finite].double()
+    share = (1e-3 if wanted.dtype in (torch.float32, torch.float64) else 1e-1) if within is None else within
+    return bool((g - w).abs().max() <= share * w.abs().max() + 1e-6)
+
+
+def nearby(captured: Captured, call: Call) -> list[Call]:
+    """Calls like this one at other sizes: the batch one and two, then one other size of image (odd, or else
+    much larger)."""
+    tensors, spec = pytree.tree_flatten(call)
+    batch = next((s[0] for s in captured.sizes if s and isinstance(s[0], str)), None)
+    images = [s for sizes in captured.sizes for s in sizes[2:] if isinstance(s, str) and s != batch]
+    now = {
+        name: size
+        for sizes, value in zip(captured.sizes, tensors, strict=True)
+        for name, size in zip(sizes, getattr(value, "shape", ()), strict=False)
+        if isinstance(name, str)
+    }
+    wanted: list[dict[str, int]] = [] if batch is None else [{batch: n} for n in (1, 2) if now[batch] != n]
+    if images:
+        wanted += [
+            {s: now[s] + 1 + i for i, s in enumerate(dict.fromkeys(images))},
+            {s: now[s] + 32 for s in images},
+        ]
+
+    def resized(value: Any, sizes: tuple[int | str, ...], other: dict[str, int]) -> Any:
+        for i, name in enumerate(sizes):
+            if name in other:
+                value = value.index_select(i, torch.arange(other[str(name)]) % value.shape[i])
+        return value
+
+    if any(isinstance(v, torch.Tensor) and v.numel() == 0 for v in tensors):
+        return []
+    calls = [[resized(v, s, other) for v, s in zip(tensors, captured.sizes, strict=True)] for other in wanted]
+    return [pytree.tree_unflatten(values, spec) for values in calls]
 
 
 def record(model: torch.nn.Module, call: Call) -> dict[str, Call]:
@@ -88,6 +201,8 @@ def record(model: torch.nn.Module, call: Call) -> dict[str, Call]:
     fed: dict[str, Call] = {}
     hooks = []
     for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            continue
 
         def keep(_: Any, args: Any, kwargs: Any, name: str = name) -> None:
             fed.setdefault(name, (args, kwargs))
@@ -102,6 +217,8 @@ def record(model: torch.nn.Module, call: Call) -> dict[str, Call]:
 
 
 def with_convolutions(parent: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
-    """Children that hold a convolution somewhere."""
+    """Children that hold a convolution somewhere. What torch.jit made has no children of its own."""
     kinds = (torch.nn.Conv1d, torch.nn.Conv2d)
+    if isinstance(parent, torch.jit.ScriptModule):
+        return []
     return [(n, c) for n, c in parent.named_children() if any(isinstance(m, kinds) for m in c.modules())]

@@ -1,16 +1,18 @@
-"""`GraphModel`: a model that is only its graph, as read from a file: torch runs it, under the names its state had."""
+"""`GraphModel`: a model that is only its graph, as read from a file: torch runs it, under the names its state
+had."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
 from aerogel.capture import interpret
-from aerogel.capture.export import Captured
+from aerogel.capture.captured import Captured
 from aerogel.errors import AerogelError, ShapeError
 
 
@@ -27,10 +29,21 @@ class GraphModel(torch.nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         given, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
         if spec != self.captured.in_spec:
-            raise ShapeError(f"called with arguments of another structure than the model's: {spec}, not {self.captured.in_spec}")
+            raise ShapeError(
+                f"called with arguments of another structure than the model's: {spec}, not "
+                f"{self.captured.in_spec}"
+            )
         graph = self.captured.graph
         values = interpret.run(graph, self.constants(), given)
-        return pytree.tree_unflatten([interpret.argument(o, values) for o in graph.outputs], self.captured.out_spec)
+        return pytree.tree_unflatten(
+            [interpret.argument(o, values) for o in graph.outputs], self.captured.out_spec
+        )
+
+    def now(self) -> Captured:
+        """The graph with its weights as they are now."""
+        return replace(
+            self.captured, constants={name: value.detach() for name, value in self.constants().items()}
+        )
 
     def constants(self) -> dict[str, torch.Tensor]:
         """The graph's constants by name."""
@@ -39,7 +52,9 @@ class GraphModel(torch.nn.Module):
     def state_dict(self, *_: Any, prefix: str = "", **__: Any) -> Any:
         return OrderedDict((prefix + name, self._parameters[_held(name)]) for name in self._state)
 
-    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
         unknown = [name for name in state_dict if name not in self._state]
         if strict and (unknown or len(state_dict) < len(self._state)):
             missing = [name for name in self._state if name not in state_dict]

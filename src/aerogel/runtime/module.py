@@ -2,179 +2,41 @@
 
 from __future__ import annotations
 
-import threading
-import warnings
-from collections import OrderedDict
-from collections.abc import Container, Mapping, Sequence
+import inspect
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
-from aerogel.candidate import Config, Stats
+from aerogel.backends import Backend, Runner, backend_of
+from aerogel.backends.cpu import threads
 from aerogel.capture import interpret
-from aerogel.capture.export import Captured
+from aerogel.capture.captured import SAME_NAME, Captured, drawn
 from aerogel.capture.fuse import fuse
-from aerogel.capture.half import Half, halved
+from aerogel.capture.network import Network
 from aerogel.errors import AerogelError, ShapeError
-from aerogel.graph import Graph, Node, Ref
-from aerogel.layout import Array
-from aerogel.methods import method
-from aerogel.methods.dense import KINDS, from_torch
-from aerogel.plan import Plan, Timing
-from aerogel.runtime import operator, pool
-from aerogel.runtime.eager import channels_last
-from aerogel.runtime.program import NATIVE, Packs, Program, build
-from aerogel.runtime.stays import problem
-from aerogel.runtime.watch import Watch, without
-from aerogel.runtime.workspace import OtherShape, Workspace
-from aerogel.target import host
+from aerogel.ir.plan import Plan, Timing
+from aerogel.locks import Lock
+from aerogel.runtime import operator, others
+from aerogel.runtime.eager import channels_last, memory_of, unshared
 
-SHAPES = 8
-"""Sets of input shapes kept bound at once; the least recently used one goes first."""
-
-Timings = list[dict[str, list[float]]]
-
-
-class Network:
-    """A fused graph with its constants, runnable under any choices. Holds no workspace itself."""
-
-    def __init__(self, captured: Captured, graph: Graph, constants: dict[str, torch.Tensor], half: Half | None = None) -> None:
-        self.captured, self.graph, self.constants, self.half = captured, graph, constants, half
-        self.kinds: dict[str, str] = {}
-        self.arrays: dict[str, Array] = {}  # copies: torch moves a tensor's memory when it is sent to another process
-        for node in self.convs():
-            _, weight, bias, _ = node.conv_inputs()
-            self.arrays[weight] = from_torch(constants[weight] + 0)  # pruning leaves minus zeros, which as bits of bf16 are none
-            if bias is not None:
-                self.arrays[bias] = constants[bias].float().numpy().copy()
-        self.packs = Packs(self.arrays)
-        self._sized: tuple[Any, dict[str, tuple[int, ...]]] | None = None
-
-    def halved(self, half: Half) -> Network:
-        """The same network in half precision."""
-        return Network(self.captured, *halved(self.graph, self.constants, half), half)
-
-    def convs(self) -> list[Node]:
-        return [n for n in self.graph.nodes if n.conv is not None]
-
-    def stats(self, node: Node) -> Stats:
-        return Stats.of(self.arrays[node.conv_inputs()[1]])
-
-    def flat(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
-        """A call's arguments in the order of the graph's inputs."""
-        wanted = self.captured.in_spec
-        given, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
-        if spec != wanted:
-            names = wanted.child(1).context
-            ordered = {k: kwargs[k] for k in names or () if k in kwargs}
-            given, spec = pytree.tree_flatten((tuple(args), ordered))
-            if spec != wanted or len(ordered) != len(kwargs):
-                raise ShapeError(f"called with arguments of another structure than compiled with: {spec}, not {wanted}")
-        return given
-
-    def check(self, inputs: list[Any], where: str = "cpu") -> None:
-        """Fixed sizes must be as they were, and sizes of one name alike; `where` is the kind of device the tensors are on."""
-        seen: dict[str, int] = {}
-        examples = pytree.tree_leaves(self.captured.example)
-        known = zip(self.graph.inputs, inputs, self.captured.sizes, self.captured.dtypes, examples, strict=True)
-        for name, value, sizes, dtype, example in known:
-            if not isinstance(value, torch.Tensor):
-                if value != example:
-                    raise ShapeError(f"input '{name}' is {value!r}; the model was compiled for {example!r}. Compile again for it.")
-                continue
-            if value.dtype != dtype or value.device.type != where:
-                there = "the CPU" if where == "cpu" else where
-                raise ShapeError(
-                    f"input '{name}' is {value.dtype} on {value.device}; the model was compiled for {dtype} on {there}"
-                )
-            if value.requires_grad and torch.is_grad_enabled():
-                raise AerogelError(
-                    "a compiled module cannot train: an input requires grad. Fine-tune the original, then compile again."
-                )
-            if len(value.shape) != len(sizes):
-                raise ShapeError(f"input '{name}' has {len(value.shape)} dimensions; the model was compiled for {len(sizes)}")
-            for i, (have, size) in enumerate(zip(value.shape, sizes, strict=True)):
-                wanted = size if isinstance(size, int) else seen.setdefault(size, have)
-                if have != wanted:
-                    raise ShapeError(
-                        f"input '{name}' has {have} in dimension {i}; the model takes {wanted} there. "
-                        "Compile again with an example of the new size."
-                    )
-
-    def values(self, inputs: list[Any]) -> dict[str, torch.Tensor]:
-        """Every tensor of the graph for these inputs, computed by torch."""
-        with torch.no_grad():
-            values = interpret.run(self.graph, self.constants, inputs)
-        return {name: v for name, v in values.items() if isinstance(v, torch.Tensor)}
-
-    def shapes(self, inputs: list[Any]) -> dict[str, tuple[int, ...]]:
-        """Sizes of every value for these inputs, found by running torch once. Their element types are noted on the way."""
-        known = self._sized  # threads may call at once
-        if known is None or known[0] != _sizes(inputs):
-            return self.learn(inputs, self.values(inputs))
-        return known[1]
-
-    def learn(self, inputs: list[Any], values: Mapping[str, torch.Tensor]) -> dict[str, tuple[int, ...]]:
-        """Remember the sizes and element types that inputs like these give every value; `values` may have no memory."""
-        self.kinds = {name: KINDS[v.dtype] for name, v in values.items() if v.dtype in KINDS}
-        found = {name: tuple(v.shape) for name, v in values.items()}
-        self._sized = _sizes(inputs), found
-        return found
-
-    def program(
-        self, shapes: Mapping[str, tuple[int, ...]], choices: Mapping[str, Config], threads: int, joined: Container[str] = ()
-    ) -> Program:
-        return build(self.graph, shapes, self.kinds, choices, self.packs, replace(host(), threads=threads), joined)
-
-    def workspace(self, program: Program, threads: int) -> Workspace:
-        return Workspace(self.graph, program, self.constants, self.arrays, threads)
-
-    def in_place(
-        self,
-        shapes: Mapping[str, tuple[int, ...]],
-        plans: list[dict[str, Config]],
-        inputs: list[Any],
-        rounds: int,
-        joined: Sequence[Container[str]] = ((), ()),
-    ) -> Timings:
-        """Microseconds of each conv node in the running network under each plan, index [plan][node][round], plans in turn. `joined`
-        are for each plan the nodes that are pooled by their own kernel."""
-        threads = pool.threads()
-        programs = [self.program(shapes, plan, threads, own) for plan, own in zip(plans, joined, strict=True)]
-        spaces = [self.workspace(program, threads) for program in programs]
-        times: Timings = [{} for _ in plans]
-        with torch.no_grad():
-            for i in range(rounds + 1):
-                for space, seen in zip(spaces, times, strict=True):
-                    for node, spent in space.timed(inputs).items():
-                        if i > 0:  # the first round warms up
-                            seen.setdefault(node, []).append(spent)
-        return times
-
-    def outputs(self, values: Mapping[str, Any]) -> list[Any]:
-        """What the graph gives, in order; nothing returned is an input or a constant itself."""
-        held = {*self.graph.inputs, *self.graph.constants}
-        return [
-            values[o.name].clone() if isinstance(o, Ref) and o.name in held else interpret.argument(o, values)
-            for o in self.graph.outputs
-        ]
-
-
-def _sizes(inputs: list[Any]) -> tuple[Any, ...]:
-    return tuple(tuple(v.shape) if isinstance(v, torch.Tensor) else v for v in inputs)
+MOST_ACCEPTED = 1024
+"""Kinds of calls remembered as looked at: sizes, element types and values that are no tensors."""
 
 
 def _swapped(value: Any) -> Any:
-    """An argument with its images in channels_last. A tensor, the usual case, takes the short way: this is time of every call."""
+    """An argument with its images in channels_last. A tensor, the usual case, takes the short way: this is
+    time of every call."""
     if isinstance(value, torch.Tensor):
         return channels_last(value)
     return pytree.tree_map_only(torch.Tensor, channels_last, value)
 
 
 class Compiled(torch.nn.Module):
-    """A model compiled for inference. `plan` holds every decision with its timings; `speedup` is over the faster torch layout."""
+    """A model compiled for inference. `plan` holds every decision with its timings; `speedup` is over the
+    faster torch layout."""
 
     def __init__(
         self,
@@ -185,30 +47,60 @@ class Compiled(torch.nn.Module):
         notes: tuple[str, ...] = (),
         body: torch.nn.Module | None = None,
         captured: Captured | None = None,
+        backend: Backend | None = None,
     ) -> None:
-        """`how`: "graph" runs the network under the plan; "gpu", "parts" and the names of eager.bodies() call `body`.
+        """`how`: "graph" runs the network under the plan on `backend`, by default the CPU; "parts" and the
+        names of eager.bodies() call `body`.
 
-        `captured` is what save() writes: the network's own, or given where torch runs a model that was captured whole.
+        `captured` is what save() writes: the network's own, or given where torch runs a model that was
+        captured whole.
         """
         super().__init__()
         self.__dict__["_original"], self.__dict__["_body"] = original, original if body is None else body
         self.network, self.plan, self.how, self.notes = network, plan, how, notes
         self.captured = captured if network is None else network.captured
+        self.backend = backend or backend_of()
         self._fresh()
         super().train(False)
 
     def _fresh(self) -> None:
-        self._lock = threading.Lock()
-        self._programs: OrderedDict[Any, Program] = OrderedDict()
-        self._free: dict[Any, list[Workspace]] = {}
-        self._warned = False
-        self._watch = Watch(self.plan)
+        self._lock = Lock()
+        self._others = others.Others(Compiled)
+        self._accepted = set[Any]()
+        self._memory: frozenset[int] | None = None
+        self._runner: Runner | None = None
         self._number = operator.register(self)
+
+    def ready(self) -> Runner:
+        """The network as something that runs, made when it is first asked for."""
+        made = self._runner
+        if made is None:
+            assert self.network is not None
+            made = self.backend.runner(self.network, self.plan)
+            with self._lock:
+                made = self._runner = self._runner or made
+        return made
 
     @property
     def original(self) -> torch.nn.Module:
-        """The model this came from: not a submodule, so its weights are not counted twice."""
+        """A copy of the model this came from, as it was then: what torch runs. No submodule: weights are not
+        counted twice."""
         held: torch.nn.Module = self.__dict__["_original"]
+        return held
+
+    def __getattr__(self, name: str) -> Any:
+        """What the original has (a weight that Python between parts reads), this has too."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if "_original" not in self.__dict__ or name.startswith("_"):
+                raise
+            return getattr(self.original, name)
+
+    @property
+    def body(self) -> torch.nn.Module:
+        """What torch runs where no graph of ours does."""
+        held: torch.nn.Module = self.__dict__["_body"]
         return held
 
     def judged(self, timing: Timing, said: str) -> Compiled:
@@ -229,129 +121,131 @@ class Compiled(torch.nn.Module):
         """As onnxruntime's sessions are called: arrays in by name, arrays out, all of them or those named."""
         if self.captured is None:
             raise AerogelError("run() needs a model that was captured whole; call the module instead")
+        if not isinstance(feed, Mapping):
+            raise ShapeError(
+                f"run() takes a dict of arrays by the names {self.input_names}, not a {type(feed).__name__}"
+            )
         missing = [n for n in (*self.input_names, *feed) if (n in feed) != (n in self.input_names)]
         wrong = [n for n in names or () if n not in self.output_names]
         if missing or wrong:
-            raise ShapeError(f"'{(missing or wrong)[0]}': the model takes {self.input_names} and gives {self.output_names}")
-        given = [torch.as_tensor(feed[n]) for n in self.input_names]
-        args, kwargs = pytree.tree_unflatten(given, self.captured.in_spec)
+            raise ShapeError(
+                f"'{(missing or wrong)[0]}': the model takes {self.input_names} and gives {self.output_names}"
+            )
+        given = {name: _tensor(name, feed[name]) for name in self.input_names}
+        args, kwargs = pytree.tree_unflatten(list(given.values()), self.captured.in_spec)
         found = dict(zip(self.output_names, pytree.tree_leaves(self(*args, **kwargs)), strict=True))
         return [found[n].numpy() for n in (self.output_names if names is None else names)]
 
     @property
-    def speedup(self) -> float:
-        """Measured over the faster of torch's two layouts, median of paired rounds."""
-        return 1.0 if self.plan.model is None else self.plan.model.ratio_p50
+    def speedup(self) -> float | None:
+        """Measured over the faster of torch's two layouts, median of paired rounds; None where nothing was
+        timed."""
+        return None if self.plan.model is None else self.plan.model.ratio_p50
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        if self.how != "graph" or self.network is None:
+        if not torch.compiler.is_dynamo_compiling() and torch._C._is_tracing():
+            raise AerogelError(
+                "a compiled module cannot be traced by torch.jit or the old ONNX exporter: its "
+                "answer would become a constant. "
+                "Trace or export the original."
+            )
+        if self.how != "graph" or self.network is None or torch.is_autocast_enabled("cpu"):
             return self._eager(args, kwargs)
-        inputs = self.network.flat(args, kwargs)
-        if torch.compiler.is_compiling():
-            flat = torch.ops.aerogel.run(inputs, self._number)
-            return pytree.tree_unflatten(flat, self.network.captured.out_spec)
-        self.network.check(inputs)
-        return pytree.tree_unflatten(self.run_flat(inputs), self.network.captured.out_spec)
+        try:
+            inputs = self._flat(args, kwargs)
+        except ShapeError as other:
+            return self._others.answer(self, args, kwargs, str(other))
+        out_spec = self.network.captured.out_spec
+        if torch.compiler.is_dynamo_compiling() or any(_traced(v) for v in inputs):
+            return pytree.tree_unflatten(torch.ops.aerogel.run(inputs, self._number), out_spec)
+        if (why := self.misfit(inputs)) is not None:
+            return self._others.answer(self, args, kwargs, why)
+        if torch.is_grad_enabled() and any(isinstance(v, torch.Tensor) and v.requires_grad for v in inputs):
+            raise AerogelError(others.NO_TRAINING)
+        try:
+            return pytree.tree_unflatten(self.ready()(inputs), out_spec)
+        except ShapeError as why:  # a node of the graph does not take these sizes; the model may
+            return self._others.answer(self, args, kwargs, str(why))
+
+    def _flat(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+        """A call's arguments in the order of the graph's inputs, whether given by place or by name."""
+        assert self.captured is not None
+        try:
+            return self.captured.flat(args, kwargs)
+        except ShapeError as other:
+            try:
+                given = inspect.signature(self.original.forward).bind(*args, **kwargs).arguments
+            except (TypeError, ValueError) as why:
+                raise ShapeError(f"{other} ({why})") from None
+            places = self.captured.in_spec.child(0).num_children
+            by_place = [given.pop(name) for name in list(given)[:places]]
+            return self.captured.flat(tuple(by_place), given)
+
+    def misfit(self, inputs: list[Any]) -> str | None:
+        """Why the graph does not answer a call with these inputs, or None. Calls alike are looked at once."""
+        assert self.network is not None
+        kind = tuple(
+            (v.shape, v.dtype, v.device, v.layout) if isinstance(v, torch.Tensor) else (type(v), v)
+            for v in inputs
+        )
+        try:
+            if kind in self._accepted:
+                return None
+        except TypeError:  # something that cannot be looked up
+            return self.network.captured.misfit(inputs, self.backend.device)
+        why = self.network.captured.misfit(inputs, self.backend.device)
+        if why is None:
+            if len(self._accepted) >= MOST_ACCEPTED:
+                self._accepted.clear()
+            self._accepted.add(kind)
+        return why
 
     def fake_flat(self, inputs: list[Any]) -> list[Any]:
         """Outputs without values, for tracing: the graph on tensors that have only a shape."""
         assert self.network is not None
+        if self.network.captured.misfit(inputs, self.backend.device) is not None:
+            args, kwargs = pytree.tree_unflatten(inputs, self.network.captured.in_spec)
+            return pytree.tree_leaves(self.original(*args, **kwargs))
         blank = {name: torch.empty(c.shape, dtype=c.dtype) for name, c in self.network.constants.items()}
         return self.network.outputs(interpret.run(self.network.graph, blank, inputs))
 
     def run_flat(self, inputs: list[Any]) -> list[Any]:
-        """The graph's outputs for its inputs, checked beforehand; image by image where the plan says so."""
-        threads = pool.threads()
-        self._warn(threads)
-        images = next((len(v) for v in inputs if isinstance(v, torch.Tensor) and v.dim()), 1) if self.plan.apart else 1
-        if images < 2:
-            return self._once(inputs, threads)
-        each = [self._once([v[i : i + 1] if isinstance(v, torch.Tensor) else v for v in inputs], threads) for i in range(images)]
-        return [torch.cat(parts) for parts in zip(*each, strict=True)]
-
-    def _once(self, inputs: list[Any], threads: int) -> list[Any]:
+        """The graph's outputs for its inputs, as torch.compile's operator calls it."""
         assert self.network is not None
-        network = self.network
-        skips = self._watch.skips()
-        key = (threads, skips, *_sizes(inputs))
-        with torch.no_grad():
-            workspace = self._take(key, inputs, threads, skips)
-            try:
-                found = network.outputs(workspace.run(inputs))
-                if skips:
-                    self._watch.look(workspace.program)
-                return found
-            except OtherShape:  # sizes that depend on data: torch runs this call
-                return network.outputs(interpret.run(network.graph, network.constants, inputs))
-            finally:
-                with self._lock:
-                    if key in self._programs:
-                        self._free.setdefault(key, []).append(workspace)
-
-    def _take(self, key: Any, inputs: list[Any], threads: int, skips: bool) -> Workspace:
-        assert self.network is not None
-        with self._lock:
-            program = self._programs.get(key)
-            if program is not None:
-                self._programs.move_to_end(key)
-                if self._free.get(key):
-                    return self._free[key].pop()
-        if program is None:
-            shapes = self.network.shapes(inputs)
-            joined = {c.node for c in self.plan.choices if c.pooled}
-            program = self.network.program(shapes, self._choices(shapes, threads, skips), threads, joined)
-            with self._lock:
-                self._programs[key] = program
-                while len(self._programs) > SHAPES:
-                    gone, _ = self._programs.popitem(last=False)
-                    self._free.pop(gone, None)
-        return self.network.workspace(program, threads)
-
-    def _choices(self, shapes: Mapping[str, tuple[int, ...]], threads: int, skips: bool = True) -> dict[str, Config]:
-        """The plan's choices; at other sizes the same methods, each with its own first configuration for them."""
-        assert self.network is not None
-        tuned = {c.node: c for c in self.plan.choices}
-        if not skips:
-            tuned |= {node: replace(tuned[node], config=config) for node, config in without(tuned).items()}
-        chosen = {}
-        for node in self.network.convs():
-            if node.name not in tuned:
-                continue
-            choice, conv = tuned[node.name], problem(node, shapes)
-            if conv == choice.conv and threads == self.plan.target.threads:
-                chosen[node.name] = choice.config
-                continue
-            module, target = method(choice.config.method), replace(host(), threads=threads)
-            stats = replace(self.network.stats(node), idle=choice.idle)
-            if module.refuse(conv, target, stats) is None:
-                native = choice.config.method in NATIVE
-                chosen[node.name] = next(module.configs(conv, target, stats)) if native else choice.config
-        return chosen
-
-    def _warn(self, threads: int) -> None:
-        tuned = self.plan.target.threads
-        if threads != tuned and not self._warned:
-            self._warned = True
-            warnings.warn(
-                f"tuned for {tuned} threads, running on {threads}: right, but maybe not fastest. "
-                f"Call torch.set_num_threads({tuned}), or compile again.",
-                stacklevel=4,
-            )
+        if (why := self.misfit(inputs)) is None:
+            return self.ready()(inputs)
+        args, kwargs = pytree.tree_unflatten(inputs, self.network.captured.in_spec)
+        return pytree.tree_leaves(self._others.answer(self, args, kwargs, why))
 
     def _eager(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        threads.settle()
         body = self.__dict__["_body"]
         if not torch.is_grad_enabled():
-            return (
-                body(*args, **kwargs)
-                if not self.how.startswith("channels_last")
-                else body(*map(_swapped, args), **{n: _swapped(v) for n, v in kwargs.items()})
-            )
+            try:
+                if self.how.startswith("channels_last"):
+                    args, kwargs = tuple(map(_swapped, args)), {n: _swapped(v) for n, v in kwargs.items()}
+                if self._memory is None:
+                    self._memory = frozenset() if torch.compiler.is_dynamo_compiling() else memory_of(body)
+                return (
+                    unshared(body(*args, **kwargs), self._memory) if self._memory else body(*args, **kwargs)
+                )
+            except AerogelError:
+                raise
+            except Exception as error:
+                raise others.not_taken(self._reason(args, kwargs), error) from error
         if any(isinstance(t, torch.Tensor) and t.requires_grad for t in pytree.tree_leaves((args, kwargs))):
-            raise AerogelError(
-                "a compiled module cannot train: an input requires grad. Fine-tune the original, then compile again."
-            )
+            raise AerogelError(others.NO_TRAINING)
         with torch.no_grad():
             return self._eager(args, kwargs)
+
+    def _reason(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+        """What is different about a call that torch did not answer."""
+        if self.captured is None:
+            return f"called as f({drawn(args, kwargs)})"
+        try:
+            return self.captured.misfit(self._flat(args, kwargs), self.backend.device) or "called as compiled"
+        except ShapeError as why:
+            return str(why)
 
     def train(self, mode: bool = True) -> Compiled:
         if mode:
@@ -359,27 +253,60 @@ class Compiled(torch.nn.Module):
         return self
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        raise AerogelError("a compiled module stays where it was compiled. Move or convert the original, then compile again.")
+        raise AerogelError(
+            "a compiled module stays where it was compiled. Move or convert the original, then compile again."
+        )
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """The original's names and dense weights."""
-        return self.original.state_dict(*args, **kwargs)
+        """The original's names and dense weights, as copies: what is done to them does not reach this
+        module."""
+        held = self.original.state_dict(*args, **kwargs)
+        for name, value in held.items():
+            held[name] = value.detach().clone() if isinstance(value, torch.Tensor) else value
+        return held
 
-    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
         """New values for the same masks: folded and packed again under the same plan."""
+        if not isinstance(state_dict, Mapping):
+            raise AerogelError(
+                f"a state is what state_dict() of the model gives, not a {type(state_dict).__name__}"
+            )
         if self.network is None or self.how != "graph":
-            raise AerogelError("this module runs the original model. Load the weights there, then compile again.")
-        old = self.network.captured
+            raise AerogelError(
+                "this module runs the original model. Load the weights there, then compile again."
+            )
+        old, own = self.network.captured, self.original.state_dict()
         for name, value in state_dict.items():
-            held = old.constants.get(name)
-            if held is not None and held.dim() > 1 and not torch.equal(held != 0, value != 0):
+            held = own.get(name)
+            if held is None:
+                continue
+            if not isinstance(value, torch.Tensor) or value.shape != held.shape:
                 raise AerogelError(
-                    f"'{name}' has other zeros than the compiled model. Load it into the original, then compile again."
+                    f"'{name}' is {_shaped(value)}; the model's is {_shaped(held)}. Load the "
+                    "weights of this model."
                 )
-        answer = self.original.load_state_dict(state_dict, strict, assign)
-        constants = {name: state_dict.get(name, value) for name, value in old.constants.items()}
+            if held.dim() > 1 and not torch.equal(held != 0, value != 0):
+                raise AerogelError(
+                    f"'{name}' has other zeros than the compiled model. Load it into the original, "
+                    "then compile again."
+                )
+        cast = {
+            name: value.to(own[name].dtype) if name in own else value for name, value in state_dict.items()
+        }
+        try:
+            answer = self.original.load_state_dict(cast, strict)
+        except RuntimeError as why:
+            raise AerogelError(f"{' '.join(str(why).split())[:400]}") from None
+        now = self.original.state_dict()
+        state = {name: name.removesuffix(SAME_NAME) for name in old.constants}
+        constants = {
+            n: now[state[n]].detach().clone() if state[n] in now else value
+            for n, value in old.constants.items()
+        }
         captured = replace(old, constants=constants)
-        graph, fused, _ = fuse(captured.graph, constants, captured.shapes)
+        graph, fused, _ = fuse(captured.graph, constants, captured.shapes, captured.types)
         half, self.network = self.network.half, Network(captured, graph, fused)
         self.network = self.network if half is None else self.network.halved(half)
         self.captured = captured
@@ -388,7 +315,9 @@ class Compiled(torch.nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         """For copies and other processes: everything but bound memory."""
-        return {k: v for k, v in self.__dict__.items() if k not in ("_lock", "_programs", "_free")}
+        return {
+            k: v for k, v in self.__dict__.items() if k not in ("_lock", "_runner", "_others", "_accepted")
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -396,5 +325,35 @@ class Compiled(torch.nn.Module):
 
     def workspace_bytes(self) -> int:
         """Bytes of all workspaces bound now and not in use."""
-        with self._lock:
-            return sum(w.bytes for free in self._free.values() for w in free)
+        return 0 if self._runner is None else self._runner.workspace_bytes()
+
+    def forget(self) -> None:
+        """As if never called: memory and code of all sizes are given back, and what was seen of the data."""
+        if self._runner is not None:
+            self._runner.forget()
+
+
+def _traced(value: Any) -> bool:
+    """Whether a tensor stands for another while torch.export looks on. A tensor as users make them is told at
+    once."""
+    if not isinstance(value, torch.Tensor) or type(value) in (torch.Tensor, torch.nn.Parameter):
+        return False
+    from torch._subclasses.fake_tensor import FakeTensor
+    from torch._subclasses.functional_tensor import FunctionalTensor
+
+    return isinstance(value, FakeTensor | FunctionalTensor)
+
+
+def _tensor(name: str, value: Any) -> torch.Tensor:
+    try:
+        return torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError) as why:
+        raise ShapeError(f"input '{name}' is a {type(value).__name__}, no array: {why}") from None
+
+
+def _shaped(value: Any) -> str:
+    return (
+        "x".join(map(str, value.shape)) or "one number"
+        if isinstance(value, torch.Tensor)
+        else f"a {type(value).__name__}"
+    )

@@ -1,7 +1,7 @@
 """`aerogel::run`: a compiled module as one operator, the form that torch.compile and torch.export see.
 
-Tracing stops at it: the module's sizes are computed on fake tensors by the same graph that runs. A module is named by a number that
-lives as long as the process; an exported program that holds one is for this process.
+Tracing stops at it: the module's sizes are computed on fake tensors by the same graph that runs. A module is
+named by a number that lives as long as the process; an exported program that holds one is for this process.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ _numbers = itertools.count()
 
 
 def register(module: Any) -> int:
-    """A number for a module that has `run_flat(inputs)` and `fake_flat(inputs)`, both giving a list of tensors."""
+    """A number for a module that has `run_flat(inputs)` and `fake_flat(inputs)`, both giving a list of
+    tensors."""
     number = next(_numbers)
     _modules[number] = module
     return number

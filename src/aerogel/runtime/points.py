@@ -1,4 +1,5 @@
-"""`Several`: one model tuned at several sizes. A call goes to the point of its own sizes, else to the nearest."""
+"""`Several`: one model tuned at several sizes. A call goes to the point of its own sizes, else to the
+nearest."""
 
 from __future__ import annotations
 
@@ -15,11 +16,20 @@ from aerogel.runtime.module import Compiled
 
 
 class Several(Compiled):
-    """The first of `points` is what the module itself looks like; they share weights where they run the same graph."""
+    """The first of `points` is what the module itself looks like; they share weights where they run the same
+    graph."""
 
     def __init__(self, points: Sequence[Compiled]) -> None:
         first = points[0]
-        super().__init__(first.original, first.network, first.plan, first.how, first.notes, first.__dict__["_body"], first.captured)
+        super().__init__(
+            first.original,
+            first.network,
+            first.plan,
+            first.how,
+            first.notes,
+            first.__dict__["_body"],
+            first.captured,
+        )
         for other in points[1:]:
             _share(first, other)
         self.points = tuple(points)
@@ -37,7 +47,9 @@ class Several(Compiled):
         apart = [abs(math.log((_elements(asked) + 1) / (_elements(own) + 1))) for own in self.sizes]
         return apart.index(min(apart))
 
-    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
         answers = [point.load_state_dict(state_dict, strict, assign) for point in self.points]
         for other in self.points[1:]:
             _share(self.points[0], other)

@@ -1,118 +1,105 @@
-"""One Choice for each convolution: timed or by rule, in half precision if asked.
+"""One Choice for each convolution: timed or by rule, in half precision if asked, on any backend.
 
-time each layer's candidates beside dense -> in half precision, leave out those that round too much, and layers of which none is
-left -> assign layers to kernels with the copies between them counted -> let the running network decide between the best two
+time each layer's candidates beside dense -> in half precision, leave out those that round too much, and
+layers of which none is left -> assign layers to kernels with the copies between them counted -> let the
+running network decide between the best two
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
-from aerogel.candidate import Config
+import numpy as np
+
+from aerogel.backends import Backend
 from aerogel.capture.half import Half
-from aerogel.methods.dense import KINDS
-from aerogel.plan import Choice, Plan
-from aerogel.problem import Dtypes
+from aerogel.capture.network import Network
+from aerogel.capture.nodes import Shapes, pairs, pooling_of
+from aerogel.ir.dtypes import F32
+from aerogel.ir.plan import Choice, Plan, Timing
+from aerogel.ir.tensors import KINDS
+from aerogel.methods import BASELINE
+from aerogel.progress import Advance
 from aerogel.runtime.eager import Call
-from aerogel.runtime.features import FEW
-from aerogel.runtime.fused import pairs
-from aerogel.runtime.module import Network, Timings
-from aerogel.runtime.once import Run, once
-from aerogel.runtime.program import NATIVE
-from aerogel.runtime.stays import staying
 from aerogel.tune import search
-from aerogel.tune.activity import seen
+from aerogel.tune.activity import Seen, seen
 from aerogel.tune.assign import assigned
 from aerogel.tune.error import accurate
+from aerogel.tune.measure import interleaved
 from aerogel.tune.store import Store
-
-Advance = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What the user asked of the tuner, and where its records are."""
+    """What the user asked of the tuner, where layers run, and where its records are."""
 
     tune: str | float
     effort: search.Effort | None
     names: tuple[str, ...]
+    backend: Backend
     store: Store
     dtype: Any
     samples: list[Call]
 
     @property
-    def dtypes(self) -> Dtypes:
-        """Element types of a convolution in half precision: sums in fp16 where the machine has its arithmetic."""
-        kind = KINDS[self.dtype]
-        able = kind == "f16" and {"avx512fp16", "fp16"} & set(self.store.target.extras)
-        return Dtypes(kind, kind, "f16" if able else "f32", kind)
-
-    @property
-    def within(self) -> float:
-        """How far from torch's an answer may be before it is called different."""
-        return 1e-2 if self.dtype is None else 1e-1
+    def within(self) -> float | None:
+        """How far from torch's an answer may be before it is called different; None leaves it to its element
+        type."""
+        return None if self.dtype is None else 1e-1
 
 
-def tuned(network: Network, call: Call, asked: Asked, advance: Advance) -> tuple[Network, Plan, tuple[str, ...]]:
-    """The network in the precision asked for, its plan, and what is to be said of it. By rule where nothing is to be timed."""
-    target, inputs = asked.store.target, network.flat(*call)
-    shapes, notes = network.shapes(inputs), tuple[str, ...]()
+def tuned(
+    network: Network, call: Call, asked: Asked, advance: Advance
+) -> tuple[Network, Plan, tuple[str, ...]]:
+    """The network in the precision asked for, its plan, and what is to be said of it. By rule where nothing
+    is to be timed."""
+    backend = asked.backend
+    inputs = network.captured.flat(*call)
+    network.shapes(inputs)
+    real, notes = seen(network, asked.samples), tuple[str, ...]()
     if asked.dtype is None:
-        choices = _layers(network, shapes, asked, advance)
+        choices = _layers(network, inputs, asked, real, advance)
     else:
-
-        def layers(half: Network) -> list[Choice]:
-            return _layers(half, half.shapes(inputs), asked, advance)
-
-        network, choices, notes = halved(network, inputs, asked, asked.dtypes, layers, partial(once, target), advance)
-        shapes = network.shapes(inputs)
+        network, choices, notes = _halved(network, inputs, asked, real, advance)
+    shapes = network.shapes(inputs)
     if asked.effort is not None:
         advance("choosing layouts")
-        choices = assigned(network.graph, shapes, choices, target)
+        choices = assigned(backend, network.graph, shapes, choices)
         advance("timing the best two of each layer in the running network")
-        choices = _refined(network, shapes, choices, inputs, asked.effort.rounds)
-        choices = _joined(network, shapes, choices, inputs, asked.effort.rounds)
-    return network, Plan(target, tuple(_heads(network, shapes, choices))), notes
+        choices = _refined(backend, network, shapes, choices, inputs, asked.effort.rounds)
+        choices = _joined(backend, network, shapes, choices, inputs, asked.effort.rounds, real)
+    said = backend.remarks(network, shapes, choices)
+    choices = [replace(c, reason=said[c.node]) if c.node in said else c for c in choices]
+    return network, Plan(backend.target, tuple(choices)), notes
 
 
-def _heads(network: Network, shapes: Any, choices: list[Choice]) -> list[Choice]:
-    """Say of a dense head that a kernel of ours runs it where its features are ours."""
-    ours = {c.node for c in choices if c.config.method in NATIVE}
-    inside = staying(network.graph, shapes, network.kinds, ours, {c.node for c in choices})
-    reason = f"as dense as torch's, but for up to {FEW} images by a kernel of ours (dot): the call stays one segment"
-    return [replace(c, reason=reason) if c.node in inside else c for c in choices]
-
-
-def halved(
-    network: Network,
-    inputs: list[Any],
-    asked: Asked,
-    dtypes: Dtypes,
-    layers: Callable[[Network], Sequence[Choice]],
-    run: Run,
-    advance: Advance,
+def _halved(
+    network: Network, inputs: list[Any], asked: Asked, real: Mapping[str, Seen], advance: Advance
 ) -> tuple[Network, list[Choice], tuple[str, ...]]:
-    """The network in half precision with its choices, and the layers that stay as they were because they would lose too much.
-    `layers` chooses, `run` runs a configuration."""
-    samples = [network.values(i) for i in (inputs, *(network.flat(*sample) for sample in asked.samples))]
+    """The network in half precision with its choices, and the layers that stay as they were because they
+    would lose too much."""
+    samples = [
+        network.values(i) for i in (inputs, *(network.captured.flat(*sample) for sample in asked.samples))
+    ]
     before = {node.name: node for node in network.convs()}
+    dtypes = asked.backend.half(KINDS[asked.dtype])
     stay: frozenset[str] = frozenset()
     while True:
         half = network.halved(Half(dtypes, network.kinds, stay))
         choices, lost = list[Choice](), set[str]()
         weights = {node.name: half.arrays[node.conv_inputs()[1]] for node in half.convs()}
-        for choice in layers(half):
+        for choice in _layers(half, inputs, asked, real, advance):
             advance(f"{choice.layer}: what half precision costs")
             kept: Choice | None = choice
             if choice.layer not in stay:
-                kept = accurate(choice, before[choice.node], weights[choice.node], samples, run)
+                kept = accurate(asked.backend, choice, before[choice.node], weights[choice.node], samples)
             lost |= {choice.layer} if kept is None else set()
             choices.append(kept or choice)
         if not lost:
-            return half, choices, tuple(f"{layer}: stays f32, it would lose more than dense bf16 does" for layer in sorted(stay))
+            said = (f"{layer}: stays f32, it would lose more than dense bf16 does" for layer in sorted(stay))
+            return half, choices, tuple(said)
         stay |= lost
 
 
@@ -120,61 +107,125 @@ def as_planned(network: Network, plan: Plan, call: Call, asked: Asked) -> Networ
     """The network in the precision of a plan's choices."""
     if asked.dtype is None:
         return network
-    network.shapes(network.flat(*call))
-    stay = frozenset(c.layer for c in plan.choices if c.conv.dtypes == Dtypes())
-    return network.halved(Half(asked.dtypes, network.kinds, stay))
+    network.shapes(network.captured.flat(*call))
+    stay = frozenset(c.layer for c in plan.choices if c.conv.dtypes == F32)
+    return network.halved(Half(asked.backend.half(KINDS[asked.dtype]), network.kinds, stay))
 
 
-def _refined(network: Network, shapes: Any, choices: list[Choice], inputs: list[Any], rounds: int) -> list[Choice]:
-    """What only the running network can say: the pitch of each image size, then the better of each layer's best two."""
+def _in_place(
+    backend: Backend,
+    network: Network,
+    shapes: Shapes,
+    plans: list[dict[str, Choice]],
+    inputs: list[Any],
+    rounds: int,
+) -> list[dict[str, list[float]]] | None:
+    """Microseconds of each node in the running network under each plan, index [plan][node][round], plans in
+    turn; None where the backend cannot tell."""
+    runs = backend.in_network(network, shapes, plans)
+    if runs is None:
+        return None
+    times: list[dict[str, list[float]]] = [{} for _ in plans]
+    for i in range(rounds + 1):
+        for run, spent in zip(runs, times, strict=True):
+            for node, us in run(inputs).items():
+                if i > 0:  # the first round warms up
+                    spent.setdefault(node, []).append(us)
+    return times
 
-    def both(plans: list[dict[str, Config]]) -> Timings | None:
-        return network.in_place(shapes, plans, inputs, rounds) if plans[0] != plans[1] else None
 
-    times = both([{c.node: c.config for c in choices}, {c.node: search.narrow(c) for c in choices}])
-    choices = choices if times is None else search.pitched(choices, times)
-    second = {c.node: search.runner_up(c) for c in choices}
-    times = both([{c.node: c.config for c in choices}, second])
+def _refined(
+    backend: Backend, network: Network, shapes: Shapes, choices: list[Choice], inputs: list[Any], rounds: int
+) -> list[Choice]:
+    """What only the running network can say: what layers may demand of an image size, then the better of each
+    layer's best two."""
+    first = {c.node: c for c in choices}
+    modest = {c.node: replace(c, config=search.modest(c)) for c in choices}
+    if first != modest:
+        times = _in_place(backend, network, shapes, [first, modest], inputs, rounds)
+        choices = choices if times is None else search.pitched(choices, times)
+        first = {c.node: c for c in choices}
+    second = {c.node: replace(c, config=search.runner_up(c)) for c in choices}
+    if first == second:
+        return choices
+    times = _in_place(backend, network, shapes, [first, second], inputs, rounds)
     if times is None:
         return choices
-    return [search.refined(c, second[c.node], [t.get(c.node, []) for t in times]) for c in choices]
+    return [search.refined(c, second[c.node].config, [t.get(c.node, []) for t in times]) for c in choices]
 
 
-def _joined(network: Network, shapes: Any, choices: list[Choice], inputs: list[Any], rounds: int) -> list[Choice]:
-    """Convolutions that do the pooling after them too, where the running network is faster for it."""
+def _joined(
+    backend: Backend,
+    network: Network,
+    shapes: Shapes,
+    choices: list[Choice],
+    inputs: list[Any],
+    rounds: int,
+    real: Mapping[str, Seen],
+) -> list[Choice]:
+    """Convolutions that do the pooling after them too, where that is faster: in the running network, or where
+    the backend cannot look there, alone."""
     known = pairs(network.graph)
-    after = {c.node: known[c.node] for c in choices if c.config.method in NATIVE and c.node in known}
+    after = {c.node: known[c.node] for c in choices if c.config.method != BASELINE and c.node in known}
     if not after:
         return choices
-    plan = {c.node: c.config for c in choices}
-    times = network.in_place(shapes, [plan, plan], inputs, rounds, [(), after])
-    return [search.joined(c, after[c.node], times) if c.node in after else c for c in choices]
+    plan = {c.node: c for c in choices}
+    pooled = {node: replace(c, pooled=node in after) for node, c in plan.items()}
+    times = _in_place(backend, network, shapes, [plan, pooled], inputs, rounds)
+    if times is not None:
+        return [search.joined(c, after[c.node], times) if c.node in after else c for c in choices]
+    nodes = {node.name: node for node in network.graph.nodes}
+    found = []
+    for choice in choices:
+        pool = pooling_of(nodes[after[choice.node]]) if choice.node in after else None
+        calls = None
+        if pool is not None:
+            weight = network.arrays[nodes[choice.node].conv_inputs()[1]]
+            x = _images(choice, real)
+            calls = backend.with_pool(choice.conv, choice.config, weight, x, nodes[after[choice.node]], pool)
+        if calls is not None:
+            apart, together = interleaved(calls, rounds, clock=backend.clock)
+            timing = Timing.of(together, apart)
+            if search.keep(timing):
+                choice = replace(choice, pooled=True, in_network=timing)
+        found.append(choice)
+    return found
 
 
-def _layers(network: Network, shapes: Any, asked: Asked, advance: Advance) -> list[Choice]:
+def _images(choice: Choice, real: Mapping[str, Seen]) -> Any:
+    """Real ones where there are some."""
+    if choice.node in real:
+        return real[choice.node].fitted(choice.conv.x_shape)
+    return np.random.default_rng(0).standard_normal(choice.conv.x_shape).astype(np.float32)
+
+
+def _layers(
+    network: Network, inputs: list[Any], asked: Asked, real: Mapping[str, Seen], advance: Advance
+) -> list[Choice]:
     """One Choice for each convolution; layers alike share their timings."""
     choices = []
-    real = seen(network, asked.samples)
-    groups = search.group_layers(network.graph, shapes, network.arrays, {name: own.idle for name, own in real.items()})
-    effort, store = asked.effort, asked.store
+    shapes = network.shapes(inputs)
+    idle = {name: own.idle for name, own in real.items()}
+    groups = search.group_layers(network.graph, shapes, network.arrays, idle)
+    effort, store, backend = asked.effort, asked.store, asked.backend
     if effort is not None and effort.seconds is not None:
-        effort = replace(effort, seconds=effort.seconds / len(groups))
+        effort = replace(effort, seconds=effort.seconds / max(1, len(groups)))
     for group in groups:
         (node, conv), weight = group[0], network.arrays[group[0][0].conv_inputs()[1]]
         advance(f"{node.layer or node.name} {conv}")
         if effort is None:
-            timed = search.rule(conv, weight, store.target, asked.names)
+            timed = search.rule(backend, conv, weight, asked.names)
         else:
             own = real.get(node.name)
             kind = f"{asked.tune} {asked.names}" + ("" if own is None else f" {own.idle}")
             found = store.layer(conv, weight, kind)
             near = () if found else store.near(conv, weight, kind)
-            timed = found or search.time_layer(conv, weight, store.target, asked.names, effort, near, own)
+            timed = found or search.time_layer(backend, conv, weight, asked.names, effort, near, own)
             if found is None:
                 store.put_layer(weight, timed, kind)
         for other, alike in group:
-            sparsity, idle = network.stats(other).sparsity, real[other.name].idle if other.name in real else None
-            named = replace(timed, layer=other.layer or other.name, node=other.name, conv=alike, sparsity=sparsity, idle=idle)
-            choices.append(named)
+            named = replace(timed, layer=other.layer or other.name, node=other.name, conv=alike)
+            sparsity = network.stats(other).sparsity
+            choices.append(replace(named, sparsity=sparsity, idle=idle.get(other.name)))
     order = {node.name: i for i, node in enumerate(network.graph.nodes)}
     return sorted(choices, key=lambda c: order[c.node])

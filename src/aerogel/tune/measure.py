@@ -1,27 +1,22 @@
-"""Timing, and nothing else: interleaved rounds, so that whatever slows the machine slows every candidate alike."""
+"""Timing, and nothing else: interleaved rounds, so that whatever slows the machine slows every candidate
+alike."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
+
+from aerogel.backends import Trial, host_clock
 
 ROUND_US = 300.0
 """A round repeats a candidate until it takes about this long: shorter ones measure the clock."""
 
 
-Clock = Callable[[Callable[[], object], int], float]
+Clock = Callable[[Trial, int], float]
 """Microseconds of one of several repeats of a call."""
 
 
-def host_clock(candidate: Callable[[], object], repeats: int) -> float:
-    began = time.perf_counter_ns()
-    for _ in range(repeats):
-        candidate()
-    return (time.perf_counter_ns() - began) / 1000 / repeats
-
-
 def interleaved(
-    candidates: Sequence[Callable[[], object]], rounds: int, warm: int = 2, clock: Clock = host_clock
+    candidates: Sequence[Trial], rounds: int, warm: int = 2, clock: Clock = host_clock
 ) -> list[list[float]]:
     """Microseconds of each candidate in each round, taken in turn: index [candidate][round]."""
     repeats = []

@@ -1,66 +1,52 @@
 """Which candidates of a layer are timed and which one is kept.
 
-Each layer's candidates are timed beside dense in the same rounds; `assign` then decides over the whole graph, the best two of each
-layer are timed again in the running network, and the whole model has the last word.
+Each layer's candidates are timed beside dense in the same rounds; `assign` then decides over the whole graph,
+the best two of each layer are timed again in the running network, and the whole model has the last word.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 
-from aerogel.candidate import Config, Idle, Stats
+from aerogel.backends import Backend, Trial
+from aerogel.capture.nodes import problem
 from aerogel.errors import AerogelError
-from aerogel.graph import Graph, Node
-from aerogel.layout import Array
-from aerogel.methods import METHODS, method
-from aerogel.plan import Choice, Timing
-from aerogel.problem import Conv
-from aerogel.runtime.program import NATIVE
-from aerogel.runtime.stays import problem
-from aerogel.target import Gpu, Target
+from aerogel.ir.config import Config
+from aerogel.ir.conv import Conv
+from aerogel.ir.graph import Graph, Node
+from aerogel.ir.layout import Array
+from aerogel.ir.plan import Choice, Timing
+from aerogel.ir.stats import Idle, Stats
+from aerogel.methods import BASELINE, METHODS, demands, method
 from aerogel.tune.activity import Seen, break_even
-from aerogel.tune.measure import ROUND_US, Clock, host_clock, interleaved
-from aerogel.tune.trial import candidate
+from aerogel.tune.measure import ROUND_US, interleaved
 
-DENSE = 4
-"""Configurations of dense that are timed: all of them."""
+BASELINES = 4
+"""Configurations of the baseline that are timed: all of them."""
 FIRST, NEAR, FAR = 3, 1.5, 4.0
-"""After FIRST rounds candidates at NEAR times their method's best are given up, and methods at FAR times the best."""
-SKIPPING = ("actsparse",)
-"""Methods whose time depends on what x holds."""
+"""After FIRST rounds candidates at NEAR times their method's best are given up, and methods at FAR times the
+best."""
+NOT_ASKED = "not among the methods asked for"
+"""A refusal of the tuner's own, not a method's."""
 KEEP = 1.02
 """A candidate is kept where the lower quartile of its paired ratios to the baseline is above this."""
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is tried: configurations of a sparse method, rounds of timing, and seconds where time is what counts."""
+    """How much is tried: configurations of a sparse method, rounds of timing, and seconds where time is what
+    counts."""
 
     configs: int
     rounds: int
     seconds: float | None = None
 
 
-@dataclass(frozen=True)
-class Bench:
-    """Where layers are timed: its methods (dense is the first of them), one by its name, a configuration as a call, and a clock."""
-
-    methods: tuple[str, ...]
-    method: Callable[[str], Any]
-    candidate: Callable[..., Callable[[], object]]
-    clock: Clock
-
-    def interleaved(self, calls: Sequence[Callable[[], object]], rounds: int, warm: int = 2) -> list[list[float]]:
-        return interleaved(calls, rounds, warm, self.clock)
-
-
-HOST = Bench(METHODS, method, candidate, host_clock)
 EFFORTS = {"fast": Effort(3, 9), "full": Effort(16, 25)}
 
 
@@ -81,68 +67,82 @@ def keep(timing: Timing) -> bool:
 
 
 def time_layer(
+    backend: Backend,
     conv: Conv,
     weight: Array,
-    target: Target | Gpu,
     names: Iterable[str],
     effort: Effort,
     known: Sequence[Config] = (),
     seen: Seen | None = None,
-    bench: Bench = HOST,
 ) -> Choice:
-    """Every method's likely configurations of one layer, beside the dense ones, in the same rounds.
+    """Every method's likely configurations of one layer, beside the baseline's, in the same rounds.
 
-    `known` are configurations of a similar layer, the fastest first: they come before the cost model's own, and fewer are needed.
-    `seen` is what real inputs give the layer: it is then timed on them. `bench` is where it is timed.
+    `known` are configurations of a similar layer, the fastest first: they come before the cost model's own,
+    and fewer are needed. `seen` is what real inputs give the layer: it is then timed on them.
     """
     stats, rng = Stats.of(weight, None if seen is None else seen.idle), np.random.default_rng(0)
     x = rng.standard_normal(conv.x_shape).astype(np.float32) if seen is None else seen.fitted(conv.x_shape)
     bias = rng.standard_normal(conv.k).astype(np.float32)
-    configs, calls, refused = list[Config](), list[Callable[[], object]](), list[tuple[str, str]]()
-    for name in bench.methods:
-        module = bench.method(name)
-        why = module.refuse(conv, target, stats) if name in (*names, "dense") else "not among the methods asked for"
+    configs, calls, refused = list[Config](), list[Trial](), list[tuple[str, str]]()
+    for name in METHODS:
+        form = backend.form(name)
+        why = form.refuse(conv, backend.target, stats) if name in (*names, BASELINE) else NOT_ASKED
         if why is not None:
             refused.append((name, why))
             continue
         earlier = [c for c in known if c.method == name]
-        most = effort.configs if name != "dense" else DENSE
+        most = effort.configs if name != BASELINE else BASELINES
         most = max(1, most // 2) if earlier else most
         spent = 0.0
-        for config in islice(dict.fromkeys(chain(earlier, module.configs(conv, target, stats))), most):
-            if effort.seconds is not None and name != "dense" and configs[-1:] and spent * effort.rounds > effort.seconds:
+        for config in islice(dict.fromkeys(chain(earlier, form.configs(conv, backend.target, stats))), most):
+            late = effort.seconds is not None and spent * effort.rounds > effort.seconds
+            if late and name != BASELINE and configs:
                 break
             configs.append(config)
-            calls.append(bench.candidate(conv, config, weight, x, bias, target))
-            spent += max(ROUND_US, bench.interleaved(calls[-1:], 1)[0][0]) / 1e6 if effort.seconds is not None else 0.0
-    times = bench.interleaved(calls, min(FIRST, effort.rounds))
+            calls.append(backend.candidate(conv, config, weight, x, bias))
+            if effort.seconds is not None:
+                spent += max(ROUND_US, interleaved(calls[-1:], 1, clock=backend.clock)[0][0]) / 1e6
+    times = interleaved(calls, min(FIRST, effort.rounds), clock=backend.clock)
     left = worth([c.method for c in configs], [min(t) for t in times])
-    for i, more in zip(left, bench.interleaved([calls[i] for i in left], effort.rounds - len(times[0]), 1), strict=True):
+    rest = interleaved([calls[i] for i in left], effort.rounds - len(times[0]), 1, backend.clock)
+    for i, more in zip(left, rest, strict=True):
         times[i] += more
     middle = [float(np.median(t)) for t in times]
-    dense = min((i for i in left if configs[i].method == "dense"), key=lambda i: middle[i])
+    dense = min((i for i in left if configs[i].method == BASELINE), key=lambda i: middle[i])
     timings = [Timing.of(t, times[dense][: len(t)]) for t in times]
     best = min(left, key=lambda i: middle[i] if keep(timings[i]) or i == dense else np.inf)
     order = sorted(range(len(configs)), key=lambda i: (i not in left, middle[i]))
     tried = tuple((configs[i], timings[i]) for i in order)
     limit: float | None = None
-    if configs[best].method in SKIPPING and isinstance(target, Target):
-        other = next(c for c, _ in tried if c.method not in SKIPPING)
-        limit = break_even(conv, configs[best], other, weight, x, bias, target, effort.rounds)
-    return Choice("", "", conv, configs[best], stats.sparsity, "", tried, tuple(refused), None, stats.idle, limit)
+    if method(configs[best].method).SKIPS_INPUT:
+        other = next(c for c, _ in tried if not method(c.method).SKIPS_INPUT)
+        limit = break_even(backend, conv, configs[best], other, weight, x, bias, effort.rounds)
+    return Choice(
+        layer="",
+        node="",
+        conv=conv,
+        config=configs[best],
+        sparsity=stats.sparsity,
+        tried=tried,
+        refused=tuple(refused),
+        idle=stats.idle,
+        limit=limit,
+    )
 
 
-def medians(pairs: Sequence[tuple[Array, Config]], conv: Conv, target: Target, rounds: int) -> list[float]:
-    """Microseconds of one problem with several weights, each in a configuration of its own, in the same rounds."""
+def medians(backend: Backend, pairs: Sequence[tuple[Array, Config]], conv: Conv, rounds: int) -> list[float]:
+    """Microseconds of one problem with several weights, each in a configuration of its own, in the same
+    rounds."""
     rng = np.random.default_rng(0)
-    x, bias = rng.standard_normal(conv.x_shape).astype(np.float32), rng.standard_normal(conv.k).astype(np.float32)
-    calls = [candidate(conv, config, weight, x, bias, target) for weight, config in pairs]
-    return [float(np.median(t)) for t in interleaved(calls, rounds)]
+    x = rng.standard_normal(conv.x_shape).astype(np.float32)
+    bias = rng.standard_normal(conv.k).astype(np.float32)
+    calls = [backend.candidate(conv, config, weight, x, bias) for weight, config in pairs]
+    return [float(np.median(t)) for t in interleaved(calls, rounds, clock=backend.clock)]
 
 
 def worth(methods: Sequence[str], us: Sequence[float]) -> list[int]:
-    """Which candidates, by their methods and first times, are timed on: those near the best of their method, and of a method that
-    is far behind only its best, so that explain has a time for it."""
+    """Which candidates, by their methods and first times, are timed on: those near the best of their method,
+    and of a method that is far behind only its best, so that explain has a time for it."""
     best = {name: min(t for n, t in zip(methods, us, strict=True) if n == name) for name in methods}
     near = {name: 1.0 if best[name] > FAR * min(us) else NEAR for name in best}
     return [i for i, (name, t) in enumerate(zip(methods, us, strict=True)) if t <= near[name] * best[name]]
@@ -154,8 +154,8 @@ def group_layers(
     weights: Mapping[str, Array],
     idle: Mapping[str, Idle] = MappingProxyType({}),
 ) -> list[list[tuple[Node, Conv]]]:
-    """Layers with the same problem and, to a percent, the same sparsity are timed once; apart are those pruned tile-wise, and those
-    whose inputs have other shares of zeros."""
+    """Layers with the same problem and, to a percent, the same sparsity are timed once; apart are those
+    pruned tile-wise, and those whose inputs have other shares of zeros."""
     groups: dict[tuple[str, float, float, int | None], list[tuple[Node, Conv]]] = {}
     for node in graph.nodes:
         if node.conv is not None:
@@ -163,7 +163,9 @@ def group_layers(
             stats = Stats.of(weights[node.conv_inputs()[1]])
             tiled = stats.shared / max(1, stats.nonzeros)
             zeros = idle[node.name].vectors // 10 if node.name in idle else None
-            groups.setdefault((str(conv), round(1 - stats.sparsity, 2), round(tiled, 1), zeros), []).append((node, conv))
+            groups.setdefault((str(conv), round(1 - stats.sparsity, 2), round(tiled, 1), zeros), []).append(
+                (node, conv)
+            )
     return list(groups.values())
 
 
@@ -185,8 +187,8 @@ def refined(choice: Choice, second: Config, times: list[list[float]]) -> Choice:
 
 
 def joined(choice: Choice, pool: str, times: Sequence[Mapping[str, Sequence[float]]]) -> Choice:
-    """`times` are microseconds of all nodes with convolution and pooling apart [0] and in one kernel [1], which goes by the pool's
-    name; by its own, where the program did not join them."""
+    """`times` are microseconds of all nodes with convolution and pooling apart [0] and in one kernel [1],
+    which goes by the pool's name; by its own, where the program did not join them."""
     apart, together = (under.get(choice.node, []) for under in times)
     if together or pool not in times[0] or pool not in times[1]:
         return choice
@@ -196,26 +198,26 @@ def joined(choice: Choice, pool: str, times: Sequence[Mapping[str, Sequence[floa
 
 def runner_up(choice: Choice) -> Config:
     """The next configuration of the chosen method, or the chosen one where there is no other."""
-    return next((c for c, _ in _native(choice) if c != choice.config and _aligned(c) == _aligned(choice.config)), choice.config)
+    asked = demands(choice.config)
+    others = (c for c, _ in _ours(choice) if c != choice.config and demands(c) == asked)
+    return next(others, choice.config)
 
 
-def narrow(choice: Choice) -> Config:
-    """The fastest configuration that asks for no rows of whole vectors: those cost every layer of that image size."""
-    return next((c for c, _ in _native(choice) if not _aligned(c)), choice.config)
+def modest(choice: Choice) -> Config:
+    """The fastest configuration that asks nothing of the other layers of its image size."""
+    return next((c for c, _ in _ours(choice) if not demands(c)), choice.config)
 
 
-def _native(choice: Choice) -> tuple[tuple[Config, Timing], ...]:
+def _ours(choice: Choice) -> tuple[tuple[Config, Timing], ...]:
     """What was tried of the chosen method, the fastest first; nothing where torch runs the layer."""
-    return tuple(t for t in choice.tried if t[0].method == choice.config.method) if choice.config.method in NATIVE else ()
-
-
-def _aligned(config: Config) -> int:
-    return dict(config.options).get("aligned", 0)
+    if choice.config.method == BASELINE:
+        return ()
+    return tuple(t for t in choice.tried if t[0].method == choice.config.method)
 
 
 def pitched(choices: list[Choice], times: list[dict[str, list[float]]]) -> list[Choice]:
-    """For each image size rows of whole vectors or not, by microseconds of all its layers in the network under both: [0] with, [1]
-    without."""
+    """For each image size what its layers demand or not, by microseconds of all of them in the network under
+    both: [0] with, [1] without."""
     spent: dict[tuple[int, int], list[float]] = {}
     for c in choices:
         sums = spent.setdefault(c.conv.out, [0.0, 0.0])
@@ -223,22 +225,43 @@ def pitched(choices: list[Choice], times: list[dict[str, list[float]]]) -> list[
             sums[i] += float(np.median(under.get(c.node, [0.0])))
     reason = "rows of whole vectors make this layer faster and the others of its image size slower by more"
     return [
-        replace(c, config=narrow(c), reason=reason) if _aligned(c.config) and spent[c.conv.out][1] < spent[c.conv.out][0] else c
+        replace(c, config=modest(c), reason=reason)
+        if demands(c.config) and spent[c.conv.out][1] < spent[c.conv.out][0]
+        else c
         for c in choices
     ]
 
 
-BY_RULE = ("tilewise", "direct", "stridepack")
-"""Whom the rule asks first."""
 RULE = 0.7
 """Without timing, a sparse method takes a layer from this share of zeros on: below it dense usually wins."""
+TOO_FEW = f"too few zeros: without timing a sparse method takes a layer from {RULE:.0%} on"
 
 
-def rule(conv: Conv, weight: Array, target: Target | Gpu, names: Iterable[str], bench: Bench = HOST) -> Choice:
+def ranked() -> list[str]:
+    """Methods in the order in which the rule asks them."""
+    known = ((method(name).RANK, name) for name in METHODS)
+    return [name for _, name in sorted((rank, name) for rank, name in known if rank is not None)]
+
+
+def rule(backend: Backend, conv: Conv, weight: Array, names: Iterable[str]) -> Choice:
     """A choice by rule of thumb, for tune="off": no timing, and explain says so."""
-    stats = Stats.of(weight)
-    for name in BY_RULE:
-        module = bench.method(name) if name in bench.methods else None
-        if module is not None and name in names and stats.sparsity >= RULE and module.refuse(conv, target, stats) is None:
-            return Choice("", "", conv, next(module.configs(conv, target, stats)), stats.sparsity, "by rule, not timed")
-    return Choice("", "", conv, next(bench.method("dense").configs(conv, target, stats)), stats.sparsity, "by rule, not timed")
+    stats, refused = Stats.of(weight), dict[str, str]()
+    few = TOO_FEW if stats.sparsity < RULE else None
+    for name in METHODS:
+        if name == BASELINE:
+            continue
+        why = NOT_ASKED
+        if name in names:
+            why = backend.form(name).refuse(conv, backend.target, stats) or few or ""
+        if why:
+            refused[name] = why
+    name = next((name for name in ranked() if name not in refused), BASELINE)
+    return Choice(
+        layer="",
+        node="",
+        conv=conv,
+        config=next(backend.form(name).configs(conv, backend.target, stats)),
+        sparsity=stats.sparsity,
+        reason="by rule, not timed",
+        refused=tuple(refused.items()),
+    )

@@ -3,9 +3,9 @@
     tuning/WORLD/layers/CONV/MASK.json      the candidates of one layer, timed
     tuning/WORLD/models/KEY.json            the choices of a whole model, with its timing
 
-A record is immutable and names its world: machine, threads, torch, aerogel's own code. Another world has another folder, and a
-record whose key is not the one asked for is a miss. A record is never code: its configurations must be among those a method
-offers. A torn, poisoned or foreign file costs at most time.
+A record is immutable and names its world: machine, threads, torch, the code that times depend on. Another
+world has another folder, and a record whose key is not the one asked for is a miss. A record is never code:
+its configurations must be among those a method offers. A torn, poisoned or foreign file costs at most time.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from functools import cache
@@ -23,14 +23,16 @@ from typing import Any
 
 import numpy as np
 
-from aerogel.candidate import Config, Stats
-from aerogel.disk import cache_folder, not_kept, write_whole
-from aerogel.errors import AerogelError
-from aerogel.layout import Array
-from aerogel.methods import METHODS, method
-from aerogel.plan import Choice, Plan
-from aerogel.problem import Conv
-from aerogel.target import Target
+from aerogel.backends import Backend
+from aerogel.disk import cache_folder, not_kept, read_small, write_whole
+from aerogel.errors import AerogelError, printable
+from aerogel.ir.config import Config
+from aerogel.ir.conv import Conv
+from aerogel.ir.dtypes import Dtypes
+from aerogel.ir.layout import Array
+from aerogel.ir.plan import Choice, Plan
+from aerogel.ir.stats import Stats
+from aerogel.methods import METHODS
 
 log = logging.getLogger("aerogel")
 FORMAT = "aerogel-record-1"
@@ -40,28 +42,36 @@ NEAR = 0.25
 """Densities that differ by less than this share are alike enough to order candidates."""
 
 
+TIMED = ("codegen", "formats", "methods", "backends")
+"""The rooms whose code times depend on."""
+
+
 @cache
-def package_digest() -> str:
-    """A digest of aerogel's own source: any change to it makes every record a stranger."""
+def timed_digest() -> str:
+    """A digest of the code that times depend on: a change to it makes every record a stranger."""
     state = hashlib.sha256()
     root = Path(__file__).parent.parent
-    for source in sorted(root.rglob("*.py")):
-        state.update(str(source.relative_to(root)).encode() + source.read_bytes())
+    for source in sorted(path for room in TIMED for path in (root / room).rglob("*") if path.is_file()):
+        if source.suffix != ".pyc":
+            state.update(str(source.relative_to(root)).encode() + source.read_bytes())
     return state.hexdigest()
 
 
 def mask_digest(weight: Array) -> str:
     """A digest of where the zeros are: a fine-tuned layer with the same mask is the same layer."""
-    return hashlib.sha256(str(weight.shape).encode() + np.packbits(weight.reshape(-1) != 0).tobytes()).hexdigest()
+    return hashlib.sha256(
+        str(weight.shape).encode() + np.packbits(weight.reshape(-1) != 0).tobytes()
+    ).hexdigest()
 
 
-def offered(choice: Choice, stats: Stats, target: Target) -> bool:
-    """Whether every configuration of a choice is one its method offers for this layer."""
+def offered(choice: Choice, stats: Stats, backend: Backend, target: object) -> bool:
+    """Whether every configuration of a choice is one its method offers for this layer on `target`."""
     named = {choice.config, *(c for c, _ in choice.tried)}
     for name in {c.method for c in named}:
-        if name not in METHODS or method(name).refuse(choice.conv, target, stats) is not None:
+        if name not in METHODS or backend.form(name).refuse(choice.conv, target, stats) is not None:
             return False
-        missing, others = {c for c in named if c.method == name}, iter(method(name).configs(choice.conv, target, stats))
+        missing = {c for c in named if c.method == name}
+        others = iter(backend.form(name).configs(choice.conv, target, stats))
         while missing and (config := next(others, None)) is not None:
             missing.discard(config)
         if missing:
@@ -69,13 +79,16 @@ def offered(choice: Choice, stats: Stats, target: Target) -> bool:
     return True
 
 
-def not_offered(choices: Sequence[Choice], weights: Sequence[Array], target: Target) -> Choice | None:
-    """The first choice with a configuration that its method does not offer for its layer; layers alike are looked at once."""
+def not_offered(
+    choices: Sequence[Choice], weights: Sequence[Array], backend: Backend, target: object
+) -> Choice | None:
+    """The first choice with a configuration that its method does not offer for its layer; layers alike are
+    looked at once."""
     alike = set[str]()
     for choice, weight in zip(choices, weights, strict=True):
         stats = Stats.of(weight, choice.idle)
         named = f"{choice.conv} {choice.config} {[str(c) for c, _ in choice.tried]} {stats}"
-        if named not in alike and not offered(choice, stats, target):
+        if named not in alike and not offered(choice, stats, backend, target):
             return choice
         alike.add(named)
     return None
@@ -94,11 +107,13 @@ class Known:
 class Store:
     """Records of one world in a folder."""
 
-    def __init__(self, folder: str | Path | None, target: Target) -> None:
+    def __init__(self, folder: str | Path | None, backend: Backend) -> None:
         if isinstance(folder, str) and "://" in folder:
-            raise AerogelError(f"a store is a folder on this machine; '{folder}' is an address, and those are not read yet")
-        self.target = target
-        self._world = {"target": str(target), "torch": version("torch"), "aerogel": package_digest()}
+            raise AerogelError(
+                f"a store is a folder on this machine; '{folder}' is an address, and those are not read yet"
+            )
+        self.backend = backend
+        self._world = {"target": str(backend.target), "torch": version("torch"), "aerogel": timed_digest()}
         name = hashlib.sha256(json.dumps(self._world, sort_keys=True).encode()).hexdigest()[:16]
         self.folder = (cache_folder() / "tuning" if folder is None else Path(folder)) / name
 
@@ -109,33 +124,58 @@ class Store:
         if found is None or len(found.plan.choices) != 1:
             return None
         (choice,) = found.plan.choices
-        return choice if choice.conv == conv and offered(choice, Stats.of(weight, choice.idle), self.target) else None
+        stats = Stats.of(weight, choice.idle)
+        same = choice.conv == conv and offered(choice, stats, self.backend, self.backend.target)
+        return choice if same else None
 
     def near(self, conv: Conv, weight: Array, effort: str) -> tuple[Config, ...]:
-        """Configurations of the same problem at the nearest density, fastest first: an order for candidates, no more."""
+        """Configurations of the same problem at the nearest density, fastest first: an order for candidates,
+        no more."""
         stats = Stats.of(weight)
         density, best = 1 - stats.sparsity, (NEAR, ())
         path, key = self._layer(conv, "", effort)
-        for other in sorted(path.parent.glob("*.json"))[:64]:
+        try:
+            others = sorted(p for p in path.parent.iterdir() if p.suffix == ".json")[:64]
+        except (FileNotFoundError, NotADirectoryError):
+            return ()
+        except OSError as why:
+            not_kept("a tuning record", why)
+            return ()
+        for other in others:
             found = self._read(other, {**key, "mask": other.stem})
             if found is not None and len(found.plan.choices) == 1:
                 (choice,) = found.plan.choices
                 apart = abs(1 - choice.sparsity - density) / max(density, 1e-9)
-                if choice.conv == conv and apart < best[0] and offered(choice, replace(stats, idle=choice.idle), self.target):
+                if (
+                    choice.conv == conv
+                    and apart < best[0]
+                    and offered(choice, replace(stats, idle=choice.idle), self.backend, self.backend.target)
+                ):
                     best = (apart, tuple(c for c, _ in choice.tried))  # type: ignore[assignment]
         return best[1]
 
     def put_layer(self, weight: Array, choice: Choice, effort: str) -> None:
         path, key = self._layer(choice.conv, mask_digest(weight), effort)
-        self._write(path, key, Plan(self.target, (choice,)), "graph", ())
+        self._write(path, key, Plan(self.backend.target, (choice,)), "graph", ())
 
-    def model(self, key: str, weights: Sequence[Array]) -> Known | None:
-        """The whole model's choices; `weights` are those of the layers, in the order of the choices."""
+    def model(
+        self, key: str, layers: Sequence[tuple[str, Conv, Array]], forms: Collection[str]
+    ) -> Known | None:
+        """The whole model's choices. `layers` are the graph's convolutions in order, by name and with their
+        weights; `forms` the ways in which torch could run the model."""
         found = self._read(self.folder / "models" / f"{key}.json", {**self._world, "model": key})
-        forms = ("graph", "contiguous", "channels_last")
-        if found is None or len(found.plan.choices) != len(weights) or found.how.partition(" ")[0] not in forms:
+        if found is None or found.how not in ("graph", *forms):
             return None
-        return found if not_offered(found.plan.choices, weights, self.target) is None else None
+        choices = found.plan.choices
+        same = [(name, conv) for name, conv, _ in layers] == [
+            (c.node, replace(c.conv.layer(), dtypes=Dtypes())) for c in choices
+        ]
+        known = (
+            same
+            and not_offered(choices, [weight for *_, weight in layers], self.backend, self.backend.target)
+            is None
+        )
+        return found if known else None
 
     def put_model(self, key: str, plan: Plan, how: str, notes: tuple[str, ...]) -> None:
         self._write(self.folder / "models" / f"{key}.json", {**self._world, "model": key}, plan, how, notes)
@@ -147,9 +187,7 @@ class Store:
 
     def _read(self, path: Path, key: dict[str, str]) -> Known | None:
         try:
-            if path.stat().st_size > LARGEST:
-                raise ValueError("too large")
-            raw: dict[str, Any] = json.loads(path.read_bytes())
+            raw: dict[str, Any] = json.loads(read_small(path, LARGEST))
             body = json.dumps(raw["body"], sort_keys=True)
             if raw["format"] != FORMAT or raw["digest"] != hashlib.sha256(body.encode()).hexdigest():
                 raise ValueError("damaged")
@@ -157,18 +195,33 @@ class Store:
                 raise ValueError("made for something else")
             own = raw["body"]
             plan = Plan.from_json(json.dumps(own["plan"]))
-            if plan.target != self.target:
+            if str(plan.target) != str(self.backend.target):
                 raise ValueError("made for another machine")
-            return Known(plan, str(own["how"]), tuple(str(n) for n in own["notes"]), str(own["measured"]))
-        except OSError:  # not there, or not to be read: what is written afterwards says why
+            if not (isinstance(own["how"], str) and isinstance(own["notes"], list)):
+                raise ValueError("its texts are none")
+            measured = date.fromisoformat(own["measured"]).isoformat()
+            return Known(plan, own["how"], tuple(map(printable, own["notes"])), measured)
+        except (FileNotFoundError, NotADirectoryError):
             return None
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, AerogelError) as why:
-            log.warning("ignoring a tuning record: %s: %s", path.name, why)
+        except OSError as why:
+            not_kept("a tuning record", why)
+            return None
+        except (
+            ValueError,
+            KeyError,
+            TypeError,
+            AttributeError,
+            RecursionError,
+            OverflowError,
+            AerogelError,
+        ) as why:
+            log.warning("ignoring a tuning record: %s: %s", printable(path.name), printable(why)[:200])
             return None
 
     def _write(self, path: Path, key: dict[str, str], plan: Plan, how: str, notes: tuple[str, ...]) -> None:
         body = {
-            "key": key, "how": how, "notes": list(notes), "measured": date.today().isoformat(), "plan": json.loads(plan.to_json()),
+            "key": key, "how": how, "notes": list(notes), "measured": date.today().isoformat(), "plan":
+            json.loads(plan.to_json()),
         }  # fmt: skip
         digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
         try:
@@ -178,6 +231,7 @@ class Store:
 
 
 def model_key(graph: str, weights: Sequence[Array], shapes: object, asked: object) -> str:
-    """What a model's choices depend on: its graph, its zeros, the sizes it was given and what was asked for."""
+    """What a model's choices depend on: its graph, its zeros, the sizes it was given and what was asked
+    for."""
     masks = [mask_digest(w) for w in weights]
     return hashlib.sha256(json.dumps([graph, masks, str(shapes), str(asked)]).encode()).hexdigest()

@@ -1,1 +1,2 @@
-"""Kernels for GPUs: sources in a dialect that CUDA and OpenCL both compile (dialect.h), and what it takes to launch them."""
+"""Kernels for GPUs: sources in a dialect that CUDA and OpenCL both compile (dialect.h), and what it takes to
+launch them."""

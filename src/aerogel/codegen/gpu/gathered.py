@@ -1,13 +1,17 @@
-"""`gathered` and `leftovers` in Triton: all tiles of a layer in one launch, by tl.dot on tensor cores (matrix cores on AMD).
+"""`gathered` and `leftovers` in Triton: all tiles of a layer in one launch, by tl.dot on tensor cores (matrix
+cores on AMD).
 
-    gathered    a program has BLOCK_M pixels, of all images one after another, and a panel: BLOCK_N filters that keep the same
-                positions. For each BLOCK_K positions it reads a[m, k] = x[pixel m + offset k], zero where the tap is outside of the
-                image, and adds a . value[k, n] to its sums. No im2col is written anywhere. Epilogue, y; or the sums alone.
-    leftovers   nonzeros outside of the tiles: a program has BLOCK_M pixels and 32 filters of similar lengths, each with positions
-                of its own; sums[m, n] += value[n] * x[pixel m + offset n]. It adds to what gathered left, then epilogue, y.
+    gathered    a program has BLOCK_M pixels, of all images one after another, and a panel: BLOCK_N
+                filters that keep the same positions. For each BLOCK_K positions it reads
+                a[m, k] = x[pixel m + offset k], zero where the tap is outside of the image, and adds
+                a . value[k, n] to its sums. No im2col is written anywhere. Epilogue, y; or the sums alone.
+    leftovers   nonzeros outside of the tiles: a program has BLOCK_M pixels and 32 filters of similar
+                lengths, each with positions of its own; sums[m, n] += value[n] * x[pixel m + offset n].
+                It adds to what gathered left, then epilogue, y.
 
-x and y are channels_last, so that a pixel's gathered channels lie within a few cache lines. Whether a tap is inside is a bit of a
-word that is made once for each pixel. Sums are f32. Imported only where Triton is (`pip install aerogel[triton]`).
+x and y are channels_last, so that a pixel's gathered channels lie within a few cache lines. Whether a tap is
+inside is a bit of a word that is made once for each pixel. Sums are f32. Imported only where Triton is (`pip
+install aerogel[triton]`).
 """
 
 import triton
@@ -16,9 +20,21 @@ import triton.language as tl
 
 @triton.jit
 def pixels_of(
-    block, pixels, columns, plane, height, width, channels, top, left, BLOCK_M: tl.constexpr, U: tl.constexpr, V: tl.constexpr
+    block,
+    pixels,
+    columns,
+    plane,
+    height,
+    width,
+    channels,
+    top,
+    left,
+    BLOCK_M: tl.constexpr,
+    U: tl.constexpr,
+    V: tl.constexpr,
 ):
-    """A block's pixels: which (those past the end are the last), the first row and column each reads, and where that is in x."""
+    """A block's pixels: which (those past the end are the last), the first row and column each reads, and
+    where that is in x."""
     m = tl.minimum(block * BLOCK_M + tl.arange(0, BLOCK_M), pixels - 1)
     image = m // plane
     h = (m - image * plane) // columns * U - top
@@ -28,9 +44,17 @@ def pixels_of(
 
 @triton.jit
 def taps_inside(
-    h, w, height, width,
-    BLOCK_M: tl.constexpr, R: tl.constexpr, S: tl.constexpr, DH: tl.constexpr, DW: tl.constexpr, BORDER: tl.constexpr,
-):  # fmt: skip
+    h,
+    w,
+    height,
+    width,
+    BLOCK_M: tl.constexpr,
+    R: tl.constexpr,
+    S: tl.constexpr,
+    DH: tl.constexpr,
+    DW: tl.constexpr,
+    BORDER: tl.constexpr,
+):
     """For each pixel a bit for each tap that is inside of the image; nobody asks where there is no BORDER."""
     bits = tl.zeros((BLOCK_M,), tl.int64 if R * S > 31 else tl.int32)
     for t in tl.static_range(R * S if BORDER else 0):
@@ -49,7 +73,19 @@ def windows(x, base, offset, tap, bits, k, end, BORDER: tl.constexpr):
 
 
 @triton.jit
-def finished(sums, m, own, there, bias, residual, parameter, filters, BIAS: tl.constexpr, ADD: tl.constexpr, KIND: tl.constexpr):
+def finished(
+    sums,
+    m,
+    own,
+    there,
+    bias,
+    residual,
+    parameter,
+    filters,
+    BIAS: tl.constexpr,
+    ADD: tl.constexpr,
+    KIND: tl.constexpr,
+):
     """The epilogue. ADD: no residual, before the activation, after it. NaN goes through, as in torch."""
     if BIAS:
         sums += tl.load(bias + own, mask=own >= 0, other=0.0)[None, :]
@@ -83,15 +119,20 @@ def gathered(
     BORDER: tl.constexpr, BIAS: tl.constexpr, ADD: tl.constexpr, KIND: tl.constexpr,
 ):  # fmt: skip
     block, panel = tl.program_id(0) // panels, tl.program_id(0) % panels
-    m, h, w, base = pixels_of(block, pixels, columns, plane, height, width, channels, top, left, BLOCK_M, U, V)
+    m, h, w, base = pixels_of(
+        block, pixels, columns, plane, height, width, channels, top, left, BLOCK_M, U, V
+    )
     bits = taps_inside(h, w, height, width, BLOCK_M, R, S, DH, DW, BORDER)
     n, k = tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)
     begin, end = tl.load(panel_at + panel * 3), tl.load(panel_at + panel * 3 + 1)
-    values = value + tl.load(panel_at + panel * 3 + 2).to(tl.int64) * BLOCK_N + k[:, None] * BLOCK_N + n[None, :]
+    values = (
+        value + tl.load(panel_at + panel * 3 + 2).to(tl.int64) * BLOCK_N + k[:, None] * BLOCK_N + n[None, :]
+    )
     sums = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     a = windows(x, base, offset, tap, bits, begin + k, end, BORDER)
     for i in range(begin, end, BLOCK_K):
-        following = windows(x, base, offset, tap, bits, i + BLOCK_K + k, end, BORDER)  # on its way while tensor cores work
+        # on its way while tensor cores work
+        following = windows(x, base, offset, tap, bits, i + BLOCK_K + k, end, BORDER)
         sums = tl.dot(a, tl.load(values), sums, input_precision="tf32")
         a = following
         values += BLOCK_K * BLOCK_N
@@ -110,7 +151,9 @@ def leftovers(
     BORDER: tl.constexpr, PARTIAL: tl.constexpr, BIAS: tl.constexpr, ADD: tl.constexpr, KIND: tl.constexpr,
 ):  # fmt: skip
     block, group = tl.program_id(0) // groups, tl.program_id(0) % groups
-    m, h, w, base = pixels_of(block, pixels, columns, plane, height, width, channels, top, left, BLOCK_M, U, V)
+    m, h, w, base = pixels_of(
+        block, pixels, columns, plane, height, width, channels, top, left, BLOCK_M, U, V
+    )
     bits = taps_inside(h, w, height, width, BLOCK_M, R, S, DH, DW, BORDER)
     n = tl.arange(0, LANES)
     sums = tl.zeros((BLOCK_M, LANES), tl.float32)

@@ -1,4 +1,5 @@
-"""`Code` and `Launch`: a kernel's source with its sizes as macros, and one launch of it. Whoever launches brings the buffers."""
+"""`Code` and `Launch`: a kernel's source with its sizes as macros, and one launch of it. Whoever launches
+brings the buffers."""
 
 from __future__ import annotations
 
@@ -8,8 +9,9 @@ from importlib.resources import files
 
 import numpy as np
 
-from aerogel.layout import Array
-from aerogel.problem import NUMBERED, Dtypes
+from aerogel.ir.conv import NUMBERED
+from aerogel.ir.dtypes import Dtypes
+from aerogel.ir.layout import Array
 
 MOST_BLOCKS = 65535
 """Of a grid, down and in depth."""
@@ -36,7 +38,8 @@ def twice(value: Array) -> Array:
 
 @dataclass(frozen=True)
 class Code:
-    """What is compiled: files beside this one and text of its own, macros in front. `block` is threads across and down."""
+    """What is compiled: files beside this one and text of its own, macros in front. `block` is threads across
+    and down."""
 
     entry: str
     block: tuple[int, int]
@@ -56,12 +59,16 @@ class Code:
 
     def __str__(self) -> str:
         """For people: entry, macros, steps of the epilogue."""
-        return f"{self.entry} {' '.join(f'{n.lower()}={v}' for n, v in sorted(self.macros))} {'+'.join(self.steps)}".rstrip()
+        return (
+            f"{self.entry} {' '.join(f'{n.lower()}={v}' for n, v in sorted(self.macros))} "
+            f"{'+'.join(self.steps)}"
+        ).rstrip()
 
 
 @dataclass(frozen=True)
 class TritonCode:
-    """A kernel of codegen/gpu/gathered.py: element types of its pointers, constants, and a program's warps of 32 threads."""
+    """A kernel of codegen/gpu/gathered.py: element types of its pointers, constants, and a program's warps of
+    32 threads."""
 
     entry: str
     types: tuple[str, ...]
@@ -76,10 +83,11 @@ class TritonCode:
 
 @dataclass(frozen=True, eq=False)
 class Launch:
-    """One launch. `arguments` in the kernel's order: the name of a buffer, an array that is uploaded once, or a number.
+    """One launch. `arguments` in the kernel's order: the name of a buffer, an array that is uploaded once, or
+    a number.
 
-    The caller brings the buffers: x, y, bias, residual (y in their place where a layer has none), scratch, and counts, which
-    kernels that skip zeros of x write, one for each block.
+    The caller brings the buffers: x, y, bias, residual (y in their place where a layer has none), scratch,
+    and counts, which kernels that skip zeros of x write, one for each block.
     """
 
     code: Code

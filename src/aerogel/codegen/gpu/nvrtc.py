@@ -1,4 +1,5 @@
-"""CUDA C++ -> machine code for one architecture by NVRTC, through cuda-core. Needs no GPU; kept on disk by digest."""
+"""CUDA C++ -> machine code for one architecture by NVRTC, through cuda-core. Needs no GPU; kept on disk by
+digest."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from aerogel.errors import AerogelError
 
 @dataclass(frozen=True)
 class Facts:
-    """What a compiler says of a kernel: registers of a thread, bytes spilled, bytes of shared memory of a block."""
+    """What a compiler says of a kernel: registers of a thread, bytes spilled, bytes of shared memory of a
+    block."""
 
     registers: int
     spilled: int

@@ -1,6 +1,8 @@
-"""The tile of x in shared memory that `stridepack` and `actsparse` stage (stage.h): how large it is, and its macros.
+"""The tile of x in shared memory that `stridepack` and `actsparse` stage (stage.h): how large it is, and its
+macros.
 
-A point is a configuration's options: `channels` of a stage, `wide` of them copied at once, `warps_p` x `warps_q` of a block.
+A point is a configuration's options: `channels` of a stage, `wide` of them copied at once, `warps_p` x
+`warps_q` of a block.
 """
 
 from __future__ import annotations
@@ -8,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from aerogel.codegen.gpu.launch import element
-from aerogel.problem import Conv
+from aerogel.ir.conv import Conv
 
 LANES = 32
 STATIC_BYTES = 48 * 1024
@@ -16,7 +18,8 @@ STATIC_BYTES = 48 * 1024
 
 
 def pitch(point: Mapping[str, int]) -> int:
-    """Words of a pixel. Four more than channels: still whole copies of 16 bytes, and taps of one channel lie in different banks."""
+    """Words of a pixel. Four more than channels: still whole copies of 16 bytes, and taps of one channel lie
+    in different banks."""
     return point["channels"] + 4 if point["wide"] == 4 else point["channels"] + 1
 
 
@@ -34,7 +37,16 @@ def fits(point: Mapping[str, int]) -> bool:
 
 def macros(point: Mapping[str, int], conv: Conv, tile: tuple[int, int]) -> dict[str, int | str]:
     """What stage.h and element.h ask for; `tile` is its rows and columns."""
-    found: dict[str, int | str] = {"TILE_C": point["channels"], "PITCH": pitch(point), "TILE_H": tile[0], "TILE_W": tile[1]}
+    found: dict[str, int | str] = {
+        "TILE_C": point["channels"],
+        "PITCH": pitch(point),
+        "TILE_H": tile[0],
+        "TILE_W": tile[1],
+    }
     found |= {name.upper(): point[name] for name in ("warps_p", "warps_q", "wide")}
-    found |= {"STRIDE_P": conv.stride[0], "STRIDE_Q": conv.stride[1], "THREADS": LANES * point["warps_p"] * point["warps_q"]}
+    found |= {
+        "STRIDE_P": conv.stride[0],
+        "STRIDE_Q": conv.stride[1],
+        "THREADS": LANES * point["warps_p"] * point["warps_q"],
+    }
     return found | {"COPY": "copy_bytes16" if point["wide"] == 4 else "copy_bytes4", **element(conv.dtypes)}

@@ -1,0 +1,70 @@
+"""The arguments of compile(), looked at before anything is done: each mistake is a sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from aerogel.errors import AerogelError, ShapeError
+from aerogel.ir.plan import Plan
+from aerogel.ir.tensors import TORCH
+from aerogel.methods import METHODS
+from aerogel.runtime.eager import Call, as_call
+
+Sizes = Mapping[str, tuple[int, ...]]
+"""Sizes of inputs by their names."""
+
+
+def looked_at(dtype: Any, plan: Any, store: Any, dynamic_shapes: Any) -> None:
+    """Raises AerogelError at one that is not of its kind."""
+    if dtype is not None and dtype not in (TORCH["f16"], TORCH["bf16"]):
+        raise AerogelError(f"dtype is None, torch.float16 or torch.bfloat16, not {dtype}")
+    if not isinstance(plan, Plan | None) or not isinstance(store, str | Path | None):
+        raise AerogelError(
+            f"plan is the .plan of a compiled model, store a folder; not {plan!r:.60} and {store!r:.60}"
+        )
+    if not isinstance(dynamic_shapes, Mapping | tuple | list | None):
+        raise AerogelError(
+            "dynamic_shapes are as torch.export takes them, a dict or tuple of dims, not "
+            f"{dynamic_shapes!r:.60}"
+        )
+
+
+def names_of(methods: Iterable[str] | None) -> tuple[str, ...]:
+    if isinstance(methods, str) or not isinstance(methods, Iterable | None):
+        raise AerogelError(f"methods is a list of names, as in methods=['direct'], not {methods!r}")
+    names = tuple(METHODS) if methods is None else tuple(methods)
+    unknown = [n for n in names if n not in METHODS]
+    if unknown or not names:
+        raise AerogelError(
+            f"methods are {', '.join(METHODS)}; "
+            f"{f'{unknown[0]!r} is none of them' if unknown else 'name one'}"
+        )
+    return names
+
+
+def samples_of(calibration: Any) -> list[Call]:
+    if isinstance(calibration, torch.Tensor) or not isinstance(calibration, Iterable | None):
+        raise AerogelError(
+            f"calibration is several calls, as in calibration=[x1, x2], not a {type(calibration).__name__}"
+        )
+    return [as_call(sample, None) for sample in calibration or ()]
+
+
+def points_of(shapes: Any) -> list[Sizes]:
+    """The sizes of each tuned point."""
+    points = [shapes or {}] if shapes is None or isinstance(shapes, Mapping) else list(shapes)
+    if not all(isinstance(point, Mapping) for point in points):
+        raise AerogelError(
+            f'sizes have the names of inputs, shapes={{"images": (1, 3, 640, 640)}}, or a list of '
+            f"such; not {shapes!r:.80}"
+        )
+    for name, sizes in (item for point in points for item in point.items()):
+        if not isinstance(sizes, tuple | list) or not all(type(n) is int and n > 0 for n in sizes):
+            raise ShapeError(
+                f"the sizes of input '{name}' are whole numbers such as (1, 3, 640, 640), not {sizes!r:.80}"
+            )
+    return points

@@ -1,0 +1,382 @@
+"""What runs for one set of input shapes: torch calls and native segments, decided once, bound to an arena
+many times.
+
+The walk over the graph keeps for each value where it is: in torch's hands, as a plane in the arena, cut into
+phases, or several of these. A copy stands where a value is needed in a form it does not have yet; a change of
+precision is such a copy, and never a step of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+from dataclasses import dataclass, field
+
+from aerogel.backends.cpu.lower import features, fused, pooling
+from aerogel.backends.cpu.lower.arena import Touch, place
+from aerogel.backends.cpu.lower.convert import Enlarge, convert, enlarges
+from aerogel.backends.cpu.lower.residency import staying
+from aerogel.backends.cpu.lower.views import concatenated, cuts, homes, root
+from aerogel.capture.network import Packs
+from aerogel.capture.nodes import Kinds, casts, image_shape, pairs, pooling_of, problem
+from aerogel.codegen.cpu.abi import Kernel
+from aerogel.ir.config import Config
+from aerogel.ir.conv import Conv
+from aerogel.ir.graph import Graph, Node
+from aerogel.ir.layout import Layout, Shape
+from aerogel.ir.target import Target
+from aerogel.methods import BASELINE, cpu_form
+
+
+@dataclass(frozen=True)
+class Native:
+    """One kernel of a segment. Buffers are arena names, or torch values ("@name"); `bias` is a constant's
+    name."""
+
+    kernel: Kernel
+    x: str
+    y: str
+    residual: str | None = None
+    bias: str | None = None
+    label: str = ""
+    conv: str = ""
+    """The convolution it computes; what it writes may be that, pooled."""
+
+
+@dataclass(frozen=True)
+class Export:
+    """A tensor that passes between a segment and torch."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass
+class Part:
+    """A stretch of the program: one torch node (a dense convolution with its kernel), or the kernels of one
+    segment."""
+
+    node: Node | None = None
+    kernel: Kernel | None = None
+    natives: list[Native] = field(default_factory=list)
+    exports: dict[str, Export] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Program:
+    """Parts in order, the arena they need, and the shapes of all values they were built for."""
+
+    parts: tuple[Part, ...]
+    shapes: Mapping[str, tuple[int, ...]]
+    offsets: Mapping[str, int]
+    arena_bytes: int
+    scratch_bytes: int
+
+
+def build(
+    graph: Graph,
+    shapes: Mapping[str, tuple[int, ...]],
+    kinds: Kinds,
+    choices: Mapping[str, Config],
+    packs: Packs,
+    target: Target,
+    joined: Container[str] = (),
+) -> Program:
+    """`choices` names the configuration of each conv node that gets a kernel of ours; all other nodes are
+    torch's. Those `joined` are pooled by the same kernel."""
+    return _Walk(graph, shapes, kinds, choices, packs, target, joined).program()
+
+
+class _Walk:
+    def __init__(
+        self,
+        graph: Graph,
+        shapes: Mapping[str, tuple[int, ...]],
+        kinds: Kinds,
+        choices: Mapping[str, Config],
+        packs: Packs,
+        target: Target,
+        joined: Container[str],
+    ) -> None:
+        self.graph, self.shapes, self.kinds, self.target, self.packs = graph, shapes, kinds, target, packs
+        self.given = choices
+        self.choices = {name: c for name, c in choices.items() if c.method != BASELINE}
+        self.problems = {n.name: problem(n, shapes) for n in graph.nodes if n.name in self.choices}
+        self.users = graph.users()
+        self.stays = staying(graph, shapes, kinds, self.choices.keys(), choices.keys())
+        self.cast: dict[
+            str, str
+        ] = {}  # values that are others in another element type, and need no step for it
+        self.homes = homes(
+            graph, shapes, {n.name for n in graph.nodes if self._ours(n.name) and not casts(n, kinds)}
+        )
+        self.pooled = {
+            name: own
+            for name, own in pairs(graph).items()
+            if name in joined and name in self.choices and own in self.stays
+        }
+        self.parts: list[Part] = []
+        self.torch = {*graph.inputs, *graph.constants}
+        self.arena: dict[str, tuple[Layout, Shape]] = {}
+        self.planes = self._plane_layouts()
+
+    def program(self) -> Program:
+        for node in self.graph.nodes:
+            if node.name in self.choices:
+                self._native(node)
+            elif self._free_cast(node):
+                self.cast[node.name] = node.inputs[0]
+            elif node.name in self.stays:
+                if node.name not in self.arena:  # a convolution may have pooled it
+                    self._staying_node(node)
+            elif not (cuts(node) and self.stays.issuperset(self.users[node.name])):
+                for name in node.inputs:
+                    self._to_torch(name)
+                self.parts.append(Part(node, self._dense(node)))
+                self.torch.add(node.name)
+        for name, users in self.users.items():
+            if "" in users:
+                self._to_torch(name)
+        return self._placed()
+
+    def _free_cast(self, node: Node) -> bool:
+        """Whether the copy to whoever reads a value changes its element type on the way. A cast of such a
+        cast is none: read from where both began, it would not be rounded in between."""
+        if not casts(node, self.kinds) or node.inputs[0] in self.cast:
+            return False
+        return node.name in self.stays or all(map(self._ours, self.users[node.name]))
+
+    def _ours(self, name: str) -> bool:
+        return name in self.choices or name in self.stays
+
+    def _plane(self, name: str) -> Layout:
+        return self.planes[self.kinds[name], image_shape(self.shapes[name])[2:]]
+
+    def _staying_node(self, node: Node) -> None:
+        if node.conv is not None:
+            self._features(node)
+        elif node.op == "getitem":  # a slice: it stands in its source
+            shape = image_shape(self.shapes[node.name])
+            self.arena[node.name] = (self._plane(node.name), shape)
+        elif concatenated(node):
+            self._concat(node)
+        elif larger := enlarges(node, self.shapes):
+            self._enlarge(node, larger)
+        else:
+            self._pool(node)
+
+    def _features(self, node: Node) -> None:
+        conv, plane = problem(node, self.shapes), self._plane(node.name)
+        x, weight, bias, residual = node.conv_inputs()
+        x, residual = self._in_arena(x, plane), None if residual is None else self._in_arena(residual, plane)
+        made = features.kernel(self.packs.weight(weight), conv, plane, plane, self.target)
+        label = f"dot {node.layer or node.name}"
+        self._segment().natives.append(Native(made, x, node.name, residual, bias, label))
+        self.arena[node.name] = (plane, conv.y_shape)
+
+    def _enlarge(self, node: Node, larger: Enlarge) -> None:
+        x = node.inputs[0]
+        (reads, origin), writes = self._where(x), self._plane(node.name)
+        for made in convert(image_shape(self.shapes[x]), reads, writes, self.target, larger=larger):
+            self._segment().natives.append(Native(made, origin, node.name, label=f"enlarge {node.name}"))
+        self.arena[node.name] = (writes, image_shape(self.shapes[node.name]))
+
+    def _pool(self, node: Node) -> None:
+        own = pooling_of(node)
+        assert own is not None
+        x, (x_shape, y_shape) = (
+            node.inputs[0],
+            (image_shape(self.shapes[n]) for n in (node.inputs[0], node.name)),
+        )
+        reads, writes = self._plane(x), self._plane(node.name)
+        made = pooling.kernel(own, x_shape, y_shape, reads, writes, self.target)
+        source = self._in_arena(x, reads)
+        self._segment().natives.append(
+            Native(made, source, node.name, label=f"pool {node.layer or node.name}")
+        )
+        self.arena[node.name] = (writes, y_shape)
+
+    def _concat(self, node: Node) -> None:
+        whole = image_shape(self.shapes[node.name])
+        writes, first, (home, start) = self._plane(node.name), 0, root(node.name, self.homes)
+        for name in concatenated(node):
+            shape = image_shape(self.shapes[name])
+            source, origin = self._where(name)
+            if root(name, self.homes) != (home, start + first):  # else it was written there
+                for made in convert(shape, source, writes, self.target, (first, whole[1])):
+                    self._segment().natives.append(
+                        Native(made, origin, node.name, label=f"concat {node.name}")
+                    )
+            first += shape[1]
+        self.arena[node.name] = (writes, whole)
+
+    def _dense(self, node: Node) -> Kernel | None:
+        """The library's kernel of a convolution that has one; the plain torch call otherwise."""
+        config = self.given.get(node.name)
+        if config is None or node.conv is None or len(self.shapes[node.name]) == 3:
+            return None
+        conv, module = problem(node, self.shapes), cpu_form(config.method)
+        reads, writes = module.layouts(conv, config, self.target, (0, 0, 0, 0))
+        packed = self.packs.of(module, node.conv_inputs()[1], conv, config)
+        return module.build(packed, conv, config, self.target, reads, writes)[0]
+
+    def _plane_layouts(self) -> dict[tuple[str, tuple[int, int]], Layout]:
+        """One planar layout for each element type and image size, so that residuals and chains of layers fit
+        without a copy.
+
+        The border is the widest any reader needs. A method may want rows of its input and output equally far
+        apart, which ties one size to another: pitches grow until every layer is content.
+        """
+        border: dict[tuple[str, tuple[int, int]], list[int]] = {}
+        for name, conv in self.problems.items():
+            reads, _ = self._layouts(name, (0, 0, 0, 0), 0, 0)
+            own = conv.pad if reads.kind == "planar" else (0, 0, 0, 0)
+            for size, needs in ((_read(conv), own), (_written(conv), (0, 0, 0, 0))):
+                border[size] = [max(a, b) for a, b in zip(border.get(size, [0, 0, 0, 0]), needs, strict=True)]
+        for name in self.stays:
+            border.setdefault((self.kinds[name], image_shape(self.shapes[name])[2:]), [0, 0, 0, 0])
+        slack = dict.fromkeys(border, pooling.SLACK)
+        pitch = {key: key[1][1] + max(b[1], b[3]) for key, b in border.items()}
+        before: dict[tuple[str, tuple[int, int]], int] = {}
+        while before != pitch:
+            before = dict(pitch)
+            for name, conv in self.problems.items():
+                b = border[_written(conv)]
+                reads, writes = self._layouts(
+                    name, (b[0], b[1], b[2], b[3]), pitch[_written(conv)], pitch[_read(conv)]
+                )
+                for size, layout in ((_read(conv), reads), (_written(conv), writes)):
+                    if layout.kind == "planar":
+                        pitch[size], slack[size] = (
+                            max(pitch[size], layout.pitch),
+                            max(slack[size], layout.slack),
+                        )
+        return {
+            key: Layout("planar", pitch[key], (b[0], b[1], b[2], b[3]), slack[key], key[0])
+            for key, b in border.items()
+        }
+
+    def _layouts(
+        self, name: str, border: tuple[int, int, int, int], pitch: int, x_pitch: int
+    ) -> tuple[Layout, Layout]:
+        config = self.choices[name]
+        return cpu_form(config.method).layouts(
+            self.problems[name], config, self.target, border, pitch, x_pitch
+        )
+
+    def _segment(self) -> Part:
+        if not self.parts or self.parts[-1].node is not None:
+            self.parts.append(Part())
+        return self.parts[-1]
+
+    def _native(self, node: Node) -> None:
+        conv, config = self.problems[node.name], self.choices[node.name]
+        x, weight, bias, residual = node.conv_inputs()
+        writes = self.planes[_written(conv)]
+        module = cpu_form(config.method)
+        wanted, _ = self._layouts(node.name, writes.border, writes.pitch, 0)
+        reads = self.planes[_read(conv)] if wanted.kind == "planar" else wanted
+        source = self._in_arena(x, reads)
+        if node.name in self.pooled and self._with_pool(node, source, reads):
+            return
+        beside = None if residual is None else self._in_arena(residual, writes)
+        for kernel in module.build(
+            self.packs.of(module, weight, conv, config), conv, config, self.target, reads, writes
+        ):
+            label = f"{config.method} {node.layer or node.name}"
+            self._segment().natives.append(Native(kernel, source, node.name, beside, bias, label, node.name))
+        self.arena[node.name] = (writes, conv.y_shape)
+
+    def _with_pool(self, node: Node, source: str, reads: Layout) -> bool:
+        """Convolution and pooling in one kernel, where that can be."""
+        conv, config, after = self.problems[node.name], self.choices[node.name], self.pooled[node.name]
+        own = next(n for n in self.graph.nodes if n.name == after)
+        pool, writes, y_shape = pooling_of(own), self._plane(after), image_shape(self.shapes[after])
+        _, weight, bias, _ = node.conv_inputs()
+        assert pool is not None
+        made = fused.kernel(
+            self.packs.of(cpu_form(config.method), weight, conv, config),
+            conv,
+            config,
+            self.target,
+            reads,
+            pool,
+            y_shape,
+            writes,
+        )
+        if made is None:
+            return False
+        self._segment().natives.append(
+            Native(
+                made,
+                source,
+                after,
+                None,
+                bias,
+                f"{config.method} {node.layer or node.name}, pooled",
+                node.name,
+            )
+        )
+        self.arena[after] = (writes, y_shape)
+        return True
+
+    def _in_arena(self, name: str, layout: Layout) -> str:
+        """The arena's name of a value in this layout, copied there if it is not yet."""
+        key = (
+            name
+            if layout.kind == "planar"
+            else f"{name}#{layout.pitch}.{layout.border}.{layout.stride}.{layout.kept}"
+        )
+        if key in self.arena:
+            return key
+        shape = image_shape(self.shapes[name])
+        source, origin = self._where(name)
+        for kernel in convert(shape, source, layout, self.target):
+            self._segment().natives.append(Native(kernel, origin, key, label=f"copy {name}"))
+        self.arena[key] = (layout, shape)
+        return key
+
+    def _where(self, name: str) -> tuple[Layout, str]:
+        """Where a value can be read from, perhaps in another element type: the arena, or torch's hands."""
+        if name in self.arena:
+            return self.arena[name][0], name
+        if name in self.cast:
+            return self._where(self.cast[name])
+        return Layout("contiguous", image_shape(self.shapes[name])[3], dtype=self.kinds[name]), f"@{name}"
+
+    def _to_torch(self, name: str) -> None:
+        """Make a value that lives in the arena a fresh tensor."""
+        if name in self.torch:
+            return
+        (layout, origin), shape = self._where(name), image_shape(self.shapes[name])
+        plain = Layout("contiguous", shape[3], dtype=self.kinds[name])
+        for kernel in convert(shape, layout, plain, self.target):
+            self._segment().natives.append(Native(kernel, origin, f"@{name}", label=f"copy {name}"))
+        self._segment().exports[name] = Export(self.shapes[name], self.kinds[name])
+        self.torch.add(name)
+
+    def _placed(self) -> Program:
+        steps = [step for part in self.parts for step in part.natives]
+        touched = [Touch(s.x, s.y, s.residual) for s in steps]
+        sizes = {
+            name: layout.elements(shape) * layout.item_bytes for name, (layout, shape) in self.arena.items()
+        }
+        inside = {}
+        for name in self.homes:
+            (whole, channel), (layout, (_, _, h, w)) = root(name, self.homes), self.arena[name]
+            inside[name] = whole, channel * layout.plane(h, w) * layout.item_bytes
+        offsets, size = place(touched, sizes, inside)
+        return Program(
+            tuple(self.parts),
+            self.shapes,
+            offsets,
+            size,
+            max((s.kernel.scratch_bytes for s in steps), default=0),
+        )
+
+
+def _read(conv: Conv) -> tuple[str, tuple[int, int]]:
+    return conv.dtypes.input, conv.size
+
+
+def _written(conv: Conv) -> tuple[str, tuple[int, int]]:
+    return conv.dtypes.output, conv.out

@@ -1,0 +1,85 @@
+"""What stays in the arena between convolutions of ours: nodes that only move, cut, pool or enlarge maps, and
+a dense head."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from aerogel.backends.cpu.lower import features
+from aerogel.backends.cpu.lower.convert import enlarges
+from aerogel.backends.cpu.lower.views import concatenated, cuts, slices
+from aerogel.capture.nodes import Kinds, Shapes, casts, pooling_of, problem
+from aerogel.ir.graph import Graph, Node, references
+
+
+def passes(node: Node) -> bool:
+    """Whether a node can stay in the arena without being timed: it only moves, cuts, pools or enlarges
+    maps."""
+    larger = node.op == "aten.pixel_shuffle.default" or node.op.startswith("aten.upsample_nearest2d.")
+    return larger or bool(concatenated(node)) or cuts(node) or pooling_of(node) is not None
+
+
+def staying(
+    graph: Graph, shapes: Shapes, kinds: Kinds, native: Collection[str], kernels: Collection[str]
+) -> set[str]:
+    """The nodes that stay, where what they read is ours: a kernel's (`native`) or itself staying.
+
+    `kernels` are all convolutions that were given one, the library's among them.
+    """
+    found, changed = set[str](), set[str]()
+    parts = slices(graph, shapes)
+
+    def ours(name: str) -> bool:
+        return name in native or name in found
+
+    for node in graph.nodes:
+        if node.name in native:
+            continue
+        if node.conv is not None:
+            x, _, _, residual = node.conv_inputs()
+            held = (
+                node.name in kernels
+                and ours(x)
+                and (residual is None or ours(residual))
+                and len(shapes[x]) == 2
+            )
+            stays = held and features.takes(problem(node, shapes))
+        elif casts(node, kinds):
+            # a cast of a cast must round in between
+            stays = ours(node.inputs[0]) and node.inputs[0] not in changed
+            changed.add(node.name)
+        elif node.name in parts:
+            # else it stands nowhere to be cut
+            stays = ours(parts[node.name][0]) and parts[node.name][0] not in changed
+        else:
+            joined = concatenated(node)
+            taken = bool(joined) or pooling_of(node) is not None or enlarges(node, shapes) is not None
+            maps = [name for name in node.inputs if name in shapes]  # a size is an input too
+            fits = taken and len(shapes[node.name]) in (2, 4) and all(len(shapes[name]) == 4 for name in maps)
+            stays = fits and any(map(ours, joined or node.inputs))
+        if stays:
+            found.add(node.name)
+    return found
+
+
+def sources(graph: Graph) -> dict[str, tuple[str, ...]]:
+    """For pooling and concatenation, which go where their maps are: the values they are made of."""
+    found: dict[str, tuple[str, ...]] = {}
+    for node in graph.nodes:
+        if passes(node) or (node.op == "getitem" and node.args[0].name in found):
+            found[node.name] = tuple(
+                dict.fromkeys(s for name in node.inputs for s in found.get(name, (name,)))
+            )
+    return found
+
+
+def readers(graph: Graph) -> dict[str, tuple[str, ...]]:
+    """Who reads each value in the end: pooling and concatenation are looked through."""
+    through = sources(graph)
+    found: dict[str, list[str]] = {name: [] for name in graph.users()}
+    read = [(n.name, n.inputs) for n in graph.nodes if n.name not in through]
+    for reader, names in [*read, ("", tuple(references(graph.outputs)))]:
+        for name in names:
+            for source in through.get(name, (name,)):
+                found[source].append(reader)
+    return {name: tuple(dict.fromkeys(r)) for name, r in found.items()}

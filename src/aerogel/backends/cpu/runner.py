@@ -1,0 +1,166 @@
+"""A network on this machine: a program for each set of input shapes, and workspaces that calls take and give
+back."""
+
+from __future__ import annotations
+
+import warnings
+from collections import OrderedDict
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from aerogel.backends import Runner
+from aerogel.backends.cpu.lower.program import Program, build
+from aerogel.backends.cpu.threads import threads as threads_now
+from aerogel.backends.cpu.workspace import OtherShape, Workspace
+from aerogel.backends.watch import Watch, without
+from aerogel.capture import interpret
+from aerogel.capture.network import Network, sizes_of
+from aerogel.capture.nodes import Shapes, problem
+from aerogel.ir.config import Config
+from aerogel.ir.plan import Plan
+from aerogel.ir.target import Target, host
+from aerogel.locks import Lock
+from aerogel.methods import BASELINE, cpu_form
+
+SHAPES = 8
+"""Sets of input shapes kept bound at once; the least recently used one goes first."""
+
+
+def program(
+    network: Network,
+    shapes: Shapes,
+    choices: Mapping[str, Config],
+    threads: int,
+    pooled: Collection[str] = (),
+) -> Program:
+    """What runs for these shapes under these choices; nodes `pooled` do the pooling after them too."""
+    target = replace(host(), threads=threads)
+    return build(network.graph, shapes, network.kinds, choices, network.packs, target, pooled)
+
+
+def workspace(network: Network, made: Program, threads: int) -> Workspace:
+    return Workspace(network.graph, made, network.constants, network.arrays, threads)
+
+
+class CpuRunner(Runner):
+    """Safe to call from any number of threads at once."""
+
+    def __init__(self, network: Network, plan: Plan) -> None:
+        self.network = network
+        self.plan = plan
+        self._threads = plan.target.threads if isinstance(plan.target, Target) else 1
+        self._lock = Lock()
+        self._warned = False
+        self._fresh()
+
+    def _fresh(self) -> None:
+        self.programs: OrderedDict[Any, Program] = OrderedDict()
+        self.free: dict[Any, list[Workspace]] = {}
+        self._watch = Watch(self.plan)
+        self._counted: dict[int, tuple[int, int]] = {}
+
+    def __call__(self, inputs: list[Any]) -> list[Any]:
+        """Image by image where the plan says so."""
+        threads = threads_now()
+        self._warn(threads)
+        images = 1
+        if self.plan.image_by_image:
+            images = next((len(v) for v in inputs if isinstance(v, torch.Tensor) and v.dim()), 1)
+        if images < 2:
+            return self._run(inputs, threads)
+        each = []
+        for i in range(images):
+            one = [v[i : i + 1] if isinstance(v, torch.Tensor) else v for v in inputs]
+            each.append(self._run(one, threads))
+        return [torch.cat(parts) for parts in zip(*each, strict=True)]
+
+    def _run(self, inputs: list[Any], threads: int) -> list[Any]:
+        network = self.network
+        skips = self._watch.skips()
+        key = (threads, skips, *sizes_of(inputs))
+        with torch.no_grad():
+            space = self._take(key, inputs, threads, skips)
+            try:
+                found = network.outputs(space.run(inputs))
+                if skips and self._watch.looks():
+                    self._watch.look(self._active(space.program))
+                return found
+            except OtherShape:  # sizes that depend on data: torch runs this call
+                return network.outputs(interpret.run(network.graph, network.constants, inputs))
+            finally:
+                with self._lock:
+                    if key in self.programs:
+                        self.free.setdefault(key, []).append(space)
+
+    def _active(self, made: Program) -> dict[str, float]:
+        """The share of windows that each layer which skips zeros found active since it was last asked."""
+        found: dict[str, float] = {}
+        for native in (native for part in made.parts for native in part.natives):
+            counts = native.kernel.counts
+            if counts is None:
+                continue
+            active, seen = (int(n) for n in counts.reshape(-1, 8)[:, :2].sum(0))
+            old_active, old_seen = self._counted.get(id(counts), (0, 0))
+            self._counted[id(counts)] = active, seen
+            share = (active - old_active) / max(1, seen - old_seen)
+            found[native.conv] = max(share, found.get(native.conv, 0.0))
+        return found
+
+    def _take(self, key: Any, inputs: list[Any], threads: int, skips: bool) -> Workspace:
+        with self._lock:
+            made = self.programs.get(key)
+            if made is not None:
+                self.programs.move_to_end(key)
+                if self.free.get(key):
+                    return self.free[key].pop()
+        if made is None:
+            shapes = self.network.shapes(inputs)
+            pooled = {c.node for c in self.plan.choices if c.pooled}
+            made = program(self.network, shapes, self._choices(shapes, threads, skips), threads, pooled)
+            with self._lock:
+                self.programs[key] = made
+                while len(self.programs) > SHAPES:
+                    gone, _ = self.programs.popitem(last=False)
+                    self.free.pop(gone, None)
+        return workspace(self.network, made, threads)
+
+    def _choices(self, shapes: Shapes, threads: int, skips: bool) -> dict[str, Config]:
+        """The plan's choices; at other sizes the same methods, each with its own first configuration."""
+        tuned = {c.node: c for c in self.plan.choices}
+        if not skips:
+            tuned |= {node: replace(tuned[node], config=config) for node, config in without(tuned).items()}
+        chosen = {}
+        for node in self.network.convs():
+            if node.name not in tuned:
+                continue
+            choice, conv = tuned[node.name], problem(node, shapes)
+            if conv == choice.conv and threads == self._threads:
+                chosen[node.name] = choice.config
+                continue
+            form, target = cpu_form(choice.config.method), replace(host(), threads=threads)
+            stats = replace(self.network.stats(node), idle=choice.idle)
+            if form.refuse(conv, target, stats) is None:
+                ours = choice.config.method != BASELINE
+                chosen[node.name] = next(form.configs(conv, target, stats)) if ours else choice.config
+        return chosen
+
+    def _warn(self, threads: int) -> None:
+        tuned = self._threads
+        if threads != tuned and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"tuned for {tuned} threads, running on {threads}: right, but maybe not fastest. "
+                f"Call torch.set_num_threads({tuned}), or compile again.",
+                stacklevel=4,
+            )
+
+    def workspace_bytes(self) -> int:
+        with self._lock:
+            return sum(space.bytes for free in self.free.values() for space in free)
+
+    def forget(self) -> None:
+        with self._lock:
+            self._fresh()

@@ -1,0 +1,169 @@
+"""`Workspace`: an arena and the segments bound to it, for one set of input shapes and one thread count.
+
+A call takes a workspace and gives it back, so two calls never share one. Outputs are fresh tensors that alias
+nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from aerogel.backends.cpu.lower.program import Export, Part, Program
+from aerogel.backends.cpu.threads import Segment
+from aerogel.capture import interpret
+from aerogel.codegen.cpu.abi import POINTERS
+from aerogel.ir.dtypes import NUMPY
+from aerogel.ir.graph import Graph
+from aerogel.ir.layout import LINE_BYTES, Array
+from aerogel.ir.tensors import TORCH
+
+
+@dataclass
+class _Bound:
+    """A segment with the places where a tensor's address goes: (arguments, slot, tensor's name, bytes to
+    add)."""
+
+    part: Part
+    segment: Segment
+    patches: list[tuple[NDArray[np.int64], int, str]]
+    imports: dict[str, Export]
+
+    def whole(self) -> None:
+        self.segment()
+
+    def profiled(self) -> None:
+        """One kernel at a time, under its layer's name: slower, and only while torch.profiler looks."""
+        for step, single in zip(self.part.natives, self.segment.singles(), strict=True):
+            with torch.profiler.record_function(f"aerogel::{step.label}"):
+                single()
+
+
+def _inner(graph: Graph, program: Program) -> dict[str, torch.Tensor]:
+    """Tensors between our kernels and a convolution or Linear of torch's, which returns none of its inputs:
+    made once, since beside a busy Python thread a call that makes a tensor waits for the GIL."""
+    convolutions = {node.name for node in graph.nodes if node.conv is not None}
+    exports = {name: made for part in program.parts for name, made in part.exports.items()}
+    users = graph.users()
+    return {
+        n: torch.empty(e.shape, dtype=TORCH[e.dtype])
+        for n, e in exports.items()
+        if convolutions.issuperset(users[n])
+    }
+
+
+def _fresh(made: Export) -> torch.Tensor:
+    """A tensor of its own. numpy makes it: torch.empty gives up the GIL, and beside a busy Python thread
+    waits 5 ms for it."""
+    tensor = torch.from_numpy(np.empty(made.shape, NUMPY[made.dtype]))
+    return tensor if made.dtype != "bf16" else tensor.view(torch.bfloat16)
+
+
+class OtherShape(Exception):
+    """A value of this call has another shape or element type than the workspace was made for."""
+
+
+def _same(value: torch.Tensor, wanted: Export) -> torch.Tensor:
+    """Kernels read by address: what they are given is looked at first."""
+    if tuple(value.shape) != wanted.shape or value.dtype != TORCH[wanted.dtype]:
+        raise OtherShape
+    return value
+
+
+def _profiling() -> bool:
+    """Whether torch.profiler looks on; where this torch cannot say, no."""
+    known = getattr(torch.autograd, "_profiler_enabled", None)
+    return bool(known and known())
+
+
+class Workspace:
+    """Memory and bound kernels of a Program."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        program: Program,
+        constants: Mapping[str, torch.Tensor],
+        biases: Mapping[str, Array],
+        threads: int,
+    ) -> None:
+        self.graph, self.program, self.constants = graph, program, constants
+        self.arena = np.empty(program.arena_bytes + LINE_BYTES, np.uint8)
+        self.scratch = np.empty(program.scratch_bytes * threads + LINE_BYTES, np.uint8)
+        base, scratch = (a.ctypes.data + -a.ctypes.data % LINE_BYTES for a in (self.arena, self.scratch))
+        self._bias = biases
+        self._inner = _inner(graph, program)
+        self.steps: list[_Bound | Part] = []
+        for part in program.parts:
+            self.steps.append(part if part.node is not None else self._bind(part, base, scratch, threads))
+
+    @property
+    def bytes(self) -> int:
+        return self.arena.nbytes + self.scratch.nbytes
+
+    def _bind(self, part: Part, base: int, scratch: int, threads: int) -> _Bound:
+        bound, patches = [], []
+        imports: dict[str, Export] = {}
+        for step in part.natives:
+            addresses = {"scratch": scratch}
+            if step.bias is not None:
+                addresses["bias"] = self._bias[step.bias].ctypes.data
+            for slot, name in (("x", step.x), ("y", step.y), ("residual", step.residual)):
+                if name is not None:
+                    addresses[slot] = 0 if name.startswith("@") else base + self.program.offsets[name]
+            arguments = step.kernel.bind(**addresses)
+            bound.append((step.kernel, arguments))
+            for slot, name in (("x", step.x), ("y", step.y)):
+                if name.startswith("@"):
+                    patches.append((arguments, POINTERS.index(slot), name[1:]))
+                    if slot == "x":
+                        imports[name[1:]] = Export(self.program.shapes[name[1:]], step.kernel.reads.dtype)
+        return _Bound(part, Segment(bound, threads), patches, imports)
+
+    def _torch(self, part: Part, values: Mapping[str, Any]) -> Any:
+        assert part.node is not None
+        if part.kernel is None or part.kernel.call is None:
+            return interpret.answer(part.node, values)
+        x, _, bias, residual = part.node.conv_inputs()
+        return part.kernel.call(
+            values[x], None if bias is None else values[bias], None if residual is None else values[residual]
+        )
+
+    def timed(self, inputs: list[Any]) -> dict[str, float]:
+        """Microseconds of each value's kernels, each run in its place in the network: caches are as warm as
+        they will be."""
+        spent: dict[str, float] = {}
+
+        def launch(bound: _Bound) -> None:
+            for step, single in zip(bound.part.natives, bound.segment.singles(), strict=True):
+                began = time.perf_counter_ns()
+                single()
+                spent[step.y] = spent.get(step.y, 0.0) + (time.perf_counter_ns() - began) / 1e3
+
+        self.run(inputs, launch)
+        return spent
+
+    def run(self, inputs: list[Any], launch: Callable[[_Bound], None] | None = None) -> dict[str, Any]:
+        """All values that torch holds, outputs among them. `launch` runs a segment, by default as one foreign
+        call."""
+        launch = launch or (_Bound.profiled if _profiling() else _Bound.whole)
+        values: dict[str, Any] = {**self.constants, **dict(zip(self.graph.inputs, inputs, strict=True))}
+        for step in self.steps:
+            if isinstance(step, Part):
+                assert step.node is not None
+                values[step.node.name] = self._torch(step, values)
+                continue
+            held = {name: _same(values[name], wanted).contiguous() for name, wanted in step.imports.items()}
+            for name, fresh in step.part.exports.items():
+                held[name] = self._inner[name] if name in self._inner else _fresh(fresh)
+            for arguments, slot, name in step.patches:
+                arguments[slot] = held[name].data_ptr()
+            launch(step)
+            values.update({name: held[name] for name in step.part.exports})
+        return values

@@ -1,0 +1,1 @@
+"""GPUs: the same launches on CUDA tensors or in OpenCL buffers."""

@@ -1,0 +1,127 @@
+"""A network on a device: its convolutions as the plan says, everything else by torch beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from aerogel.backends import Runner
+from aerogel.backends.gpu.device import FORMAT, Device
+from aerogel.backends.gpu.layer import Layer
+from aerogel.backends.watch import Watch, without
+from aerogel.capture import interpret
+from aerogel.capture.network import Network
+from aerogel.capture.nodes import pairs, pooling_of
+from aerogel.ir.config import Config
+from aerogel.ir.graph import Graph, Node, Special
+from aerogel.ir.plan import Plan
+from aerogel.ir.stats import Idle
+from aerogel.methods import BASELINE, gpu_form
+
+LOOK = 64
+"""One call in so many is asked what it skipped: to ask, the device must have finished."""
+Layers = dict[tuple[str, tuple[int, ...], Config], Layer | None]
+
+
+class GpuRunner(Runner):
+    """Layers without a choice, and other than images, are torch's."""
+
+    def __init__(self, network: Network, device: Device, plan: Plan) -> None:
+        self.network = network
+        self.device = device
+        self.plan = plan
+        nodes, after = {node.name: node for node in network.graph.nodes}, pairs(network.graph)
+        self.pools = {c.node: nodes[after[c.node]] for c in plan.choices if c.pooled}
+        there = device.here(torch.empty(0)).device.type
+        self.graph = _moved(network.graph) if there == "cuda" else network.graph
+        self.constants = {name: device.here(value) for name, value in network.constants.items()}
+        self.forget()
+
+    def forget(self) -> None:
+        tuned = {c.node: c for c in self.plan.choices}
+        configs = {node: choice.config for node, choice in tuned.items()}
+        self._layers: Layers = {}
+        self._watch = Watch(self.plan, LOOK)
+        self._skipping = self._captured(configs)
+        others = without(tuned)
+        self._whole = self._captured({**configs, **others}) if others else self._skipping
+
+    def _captured(self, configs: Mapping[str, Config]) -> Callable[[list[Any]], list[Any]]:
+        return self.device.captured(partial(self._run, configs))
+
+    def __call__(self, inputs: list[Any]) -> list[Any]:
+        skips = self._watch.skips()
+        with torch.no_grad():
+            found = self._skipping(inputs) if skips else self._whole(inputs)
+        if skips and self._watch.looks():
+            self._watch.look(self._active())
+        return found
+
+    def _active(self) -> dict[str, float]:
+        skipping = {c.node for c in self.plan.choices if c.limit is not None}
+        layers = [(name, layer) for (name, *_), layer in self._layers.items() if layer and name in skipping]
+        return {name: layer.active() for name, layer in layers if layer.most}
+
+    def _run(self, configs: Mapping[str, Config], inputs: list[Any]) -> list[Any]:
+        values: dict[str, Any] = {**self.constants, **dict(zip(self.graph.inputs, inputs, strict=True))}
+        for node in self.graph.nodes:
+            if node.name in values:  # a convolution has pooled it
+                continue
+            if node.conv is None:
+                values[node.name] = interpret.call(node, values)
+            else:
+                name, value = self._conv(node, configs.get(node.name), values)
+                values[name] = value
+        return self.network.outputs(values)
+
+    def _conv(self, node: Node, config: Config | None, values: Mapping[str, Any]) -> tuple[str, torch.Tensor]:
+        """What a convolution gives, or the pooling that is done with it: its name and value."""
+        name, _, bias, residual = node.conv_inputs()
+        x: torch.Tensor = values[name]
+        if config is None or x.dim() != 4:
+            return node.name, interpret.convolve(node, values)
+        if config.method == BASELINE:
+            laid = x.contiguous(memory_format=FORMAT[gpu_form(config.method).layout(config)])
+            return node.name, interpret.convolve(node, {**values, name: laid})
+        key = node.name, tuple(x.shape), config
+        if key not in self._layers:
+            self._layers[key] = self._layer(node, x, config)
+        if (layer := self._layers[key]) is None:
+            return node.name, interpret.convolve(node, values)
+        y = layer(x, values.get(bias or ""), values.get(residual or ""))
+        return self.pools[node.name].name if layer.pool is not None else node.name, y
+
+    def _layer(self, node: Node, x: torch.Tensor, config: Config) -> Layer | None:
+        """The node for this size of image; None where its method refuses it."""
+        assert node.conv is not None
+        n, _, h, w = x.shape
+        conv, stats = node.conv.at(n, h, w), replace(self.network.stats(node), idle=Idle(100, 100, 100))
+        form = gpu_form(config.method)
+        if form.refuse(conv, self.device.target, stats) is not None:
+            return None
+        pool = pooling_of(self.pools[node.name]) if node.name in self.pools else None
+        if pool is not None and (not form.takes_pool(conv, config, pool) or min(pool.out(*conv.out)) < 1):
+            pool = None
+        return Layer(self.device, conv, config, self.network.arrays[node.conv_inputs()[1]], pool)
+
+
+def _moved(graph: Graph) -> Graph:
+    """Tensors that the model makes on its device are made on the GPU: it was read on the CPU."""
+
+    def moved(argument: Any) -> Any:
+        if isinstance(argument, tuple):
+            return tuple(moved(item) for item in argument)
+        return (
+            Special("device", "cuda")
+            if isinstance(argument, Special) and argument.kind == "device"
+            else argument
+        )
+
+    nodes = (
+        replace(n, args=moved(n.args), kwargs={k: moved(v) for k, v in n.kwargs.items()}) for n in graph.nodes
+    )
+    return replace(graph, nodes=tuple(nodes))

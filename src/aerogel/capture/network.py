@@ -1,0 +1,119 @@
+"""`Network`: a fused graph with its constants, runnable under any choices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from aerogel.capture import interpret
+from aerogel.capture.alias import lent
+from aerogel.capture.captured import Captured
+from aerogel.capture.half import Half, halved
+from aerogel.capture.sizes import computed
+from aerogel.ir.config import Config, Packed
+from aerogel.ir.conv import Conv
+from aerogel.ir.graph import Graph, Node, Ref
+from aerogel.ir.layout import Array
+from aerogel.ir.stats import Stats
+from aerogel.ir.tensors import KINDS, from_torch
+from aerogel.methods import Form
+
+
+class Packs:
+    """Packed weights by (weight, configuration): packed once, shared by every image size."""
+
+    def __init__(self, weights: Mapping[str, Array]) -> None:
+        self._weights = weights
+        self._known = dict[tuple[str, Config], Packed]()
+
+    def weight(self, name: str) -> Array:
+        return self._weights[name]
+
+    def of(self, form: Form, weight: str, conv: Conv, config: Config) -> Packed:
+        if (weight, config) not in self._known:
+            self._known[weight, config] = form.pack(self._weights[weight], conv, config)
+        return self._known[weight, config]
+
+
+class Network:
+    """A fused graph with its constants, runnable under any choices. Holds no workspace itself.
+
+    `like` is a network whose weights are these: where it has the same graph, they are shared.
+    """
+
+    def __init__(
+        self,
+        captured: Captured,
+        graph: Graph,
+        constants: dict[str, torch.Tensor],
+        half: Half | None = None,
+        like: Network | None = None,
+    ) -> None:
+        self.captured, self.graph, self.constants, self.half = captured, graph, constants, half
+        self.kinds: dict[str, str] = {}
+        self._sized: tuple[Any, dict[str, tuple[int, ...]]] | None = None
+        self._lent = lent(graph)
+        # copies: torch moves a tensor's memory when it is sent to another process
+        self.arrays: dict[str, Array] = {}
+        self.packs = Packs(self.arrays)
+        if like is not None and like.graph == graph:
+            self.constants, self.arrays, self.packs = like.constants, like.arrays, like.packs
+            return
+        for node in self.convs():
+            _, weight, bias, _ = node.conv_inputs()
+            # pruning leaves minus zeros, which as bits of bf16 are none
+            self.arrays[weight] = from_torch(constants[weight] + 0)
+            if bias is not None:
+                self.arrays[bias] = constants[bias].float().numpy().copy()
+
+    def halved(self, half: Half, like: Network | None = None) -> Network:
+        """The same network in half precision."""
+        return Network(self.captured, *halved(self.graph, self.constants, half), half, like)
+
+    def fixed(self) -> Network:
+        """The same network, for calls of the example's sizes only."""
+        return Network(self.captured.fixed(), self.graph, self.constants, self.half, self)
+
+    def convs(self) -> list[Node]:
+        return [n for n in self.graph.nodes if n.conv is not None]
+
+    def stats(self, node: Node) -> Stats:
+        return Stats.of(self.arrays[node.conv_inputs()[1]])
+
+    def values(self, inputs: list[Any]) -> dict[str, torch.Tensor]:
+        """Every tensor of the graph for these inputs, computed by torch."""
+        with torch.no_grad():
+            values = interpret.run(self.graph, self.constants, inputs)
+        return {name: v for name, v in values.items() if isinstance(v, torch.Tensor)}
+
+    def shapes(self, inputs: list[Any]) -> dict[str, tuple[int, ...]]:
+        """Sizes of every value for these inputs. Their element types are noted on the way."""
+        known = self._sized  # threads may call at once
+        if known is None or known[0] != sizes_of(inputs):
+            found = computed(self.graph, self.constants, inputs, self.captured.bounded)
+            return self.learn(inputs, self.values(inputs) if found is None else found)
+        return known[1]
+
+    def learn(self, inputs: list[Any], values: Mapping[str, torch.Tensor]) -> dict[str, tuple[int, ...]]:
+        """Remember the sizes and element types that inputs like these give every value; `values` may have no
+        memory."""
+        self.kinds = {name: KINDS[v.dtype] for name, v in values.items() if v.dtype in KINDS}
+        found = {name: tuple(v.shape) for name, v in values.items()}
+        self._sized = sizes_of(inputs), found
+        return found
+
+    def outputs(self, values: Mapping[str, Any]) -> list[Any]:
+        """What the graph gives, in order; nothing returned shares memory with an input or a constant."""
+        found = [interpret.argument(o, values) for o in self.graph.outputs]
+        lent = [isinstance(o, Ref) and o.name in self._lent for o in self.graph.outputs]
+        return [
+            v.clone() if own and isinstance(v, torch.Tensor) else v
+            for v, own in zip(found, lent, strict=True)
+        ]
+
+
+def sizes_of(inputs: list[Any]) -> tuple[Any, ...]:
+    """Shapes of the tensors of a call, and its other values as they are."""
+    return tuple(tuple(v.shape) if isinstance(v, torch.Tensor) else v for v in inputs)

@@ -1,0 +1,107 @@
+"""What a node of a graph is, read from its arguments: a concrete convolution, a pooling, a change of element
+type."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from aerogel.ir.conv import Conv, Pool
+from aerogel.ir.graph import Graph, Node, Ref
+from aerogel.ir.layout import Shape
+
+Shapes = Mapping[str, tuple[int, ...]]
+Kinds = Mapping[str, str]
+"""The element type of each value that is f32, f16 or bf16."""
+
+
+def image_shape(shape: tuple[int, ...]) -> Shape:
+    """(n, c, l) counts as (n, c, 1, l), features (n, c) as (n, c, 1, 1)."""
+    rows, columns = {2: (1, 1), 3: (1, shape[-1])}.get(len(shape), shape[2:])
+    return shape[0], shape[1], rows, columns
+
+
+def problem(node: Node, shapes: Shapes) -> Conv:
+    """The concrete problem of a conv node for known shapes."""
+    assert node.conv is not None
+    n, _, h, w = image_shape(shapes[node.conv_inputs()[0]])
+    return node.conv.at(n, h, w)
+
+
+def casts(node: Node, kinds: Kinds) -> bool:
+    """Whether a node only changes the element type of a map."""
+    if node.op != "aten.to.dtype" or len(node.inputs) != 1:
+        return False
+    both = kinds.get(node.inputs[0]), kinds.get(node.name)
+    return None not in both and both[0] != both[1] and "f32" in both
+
+
+def pooled_shape(own: Pool, shape: tuple[int, ...], node: Node) -> tuple[int, ...] | None:
+    """The shape that pooling gives for images of this one, or None where it does not fit them."""
+    if len(shape) != 4 or own.window == (0, 0):
+        keeps = len(node.args) > 2 and node.args[2] is True
+        return (*shape[:2], *((1, 1) if keeps else ())) if len(shape) == 4 else None
+    h, w = own.out(*shape[2:])
+    return (
+        (*shape[:2], h, w)
+        if min(h, w) > 0 and all(2 * p <= k for p, k in zip(own.pad, own.window, strict=True))
+        else None
+    )
+
+
+_ARGUMENTS = {
+    "max": ("window", "stride", "pad", "dilation", "ceil"),
+    "average": ("window", "stride", "pad", "ceil", "padding_counts", "divisor"),
+}
+
+
+def pooling_of(node: Node) -> Pool | None:
+    """The node's numbers, or None where it is no pooling of ours.
+
+    Sizes rounded up, and averages over real pixels only, are torch's.
+    """
+    if node.op == "aten.mean.dim":
+        keeps = node.args[2] if len(node.args) > 2 else False
+        whole = (
+            not node.kwargs
+            and isinstance(node.args[0], Ref)
+            and node.args[1] in ((2, 3), (-2, -1), (-1, -2), (3, 2))
+        )
+        return Pool("average", (0, 0), (1, 1), (0, 0), (1, 1)) if whole and isinstance(keeps, bool) else None
+    kind = {"aten.max_pool2d.default": "max", "aten.avg_pool2d.default": "average"}.get(node.op)
+    if kind is None or not isinstance(node.args[0], Ref) or node.kwargs:
+        return None
+    given = dict(zip(_ARGUMENTS[kind], node.args[1:], strict=False))
+    window, stride, pad = given["window"], given.get("stride") or given["window"], given.get("pad", (0, 0))
+    dilation, ceil = given.get("dilation", (1, 1)), given.get("ceil", False)
+    if not given.get("padding_counts", True) or given.get("divisor") is not None:
+        return None
+    pairs = [_pair(v) for v in (window, stride, pad, dilation)]
+    if ceil or any(p is None for p in pairs):
+        return None
+    w, s, p, d = (p or (0, 0) for p in pairs)
+    return Pool(kind, w, s, p, d)
+
+
+def _pair(value: object) -> tuple[int, int] | None:
+    values = value if isinstance(value, tuple) else (value,)
+    if not values or not all(isinstance(v, int) for v in values):
+        return None
+    return int(values[0]), int(values[-1])
+
+
+def pairs(graph: Graph) -> dict[str, str]:
+    """Convolutions whose only reader is a pooling of ours over a window, and that pooling: nodes by name."""
+    users, nodes = graph.users(), {node.name: node for node in graph.nodes}
+    found = {}
+    for node in graph.nodes:
+        own = nodes.get(users[node.name][0]) if node.conv is not None and len(users[node.name]) == 1 else None
+        pool = None if own is None else pooling_of(own)
+        if (
+            own is not None
+            and pool is not None
+            and pool.window != (0, 0)
+            and node.conv
+            and "add" not in node.conv.epilogue
+        ):
+            found[node.name] = own.name
+    return found

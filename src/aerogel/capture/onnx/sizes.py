@@ -1,0 +1,148 @@
+"""Whole numbers that depend on open sizes, with the arithmetic ONNX does on them while a file is read."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+if TYPE_CHECKING:
+    from aerogel.capture.onnx.values import Reader
+
+
+class Size:
+    """A whole number (or a quotient of some) that depends on open sizes: a node of the graph, and its value
+    in both examples.
+
+    `dtype` is what ONNX computes it in: sums, products and quotients of float32 are rounded to that. `least`:
+    it is never smaller.
+    """
+
+    def __init__(
+        self,
+        reader: Reader,
+        name: str,
+        both: tuple[float, float],
+        dtype: torch.dtype,
+        least: float = -math.inf,
+    ) -> None:
+        self.reader, self.name, self.both, self.dtype, self.least = reader, name, both, dtype, least
+
+    def _join(self, op: str, *others: Any, swap: bool = False) -> Size:
+        made = self.reader.size(op, *((*others, self) if swap else (self, *others)), dtype=self.dtype)
+        return (
+            made._single() if self.dtype == torch.float32 and op in ("add", "sub", "mul", "truediv") else made
+        )
+
+    def _single(self) -> Size:
+        """Rounded to 24 bits (Veltkamp's splitting), as float32 is and Python's numbers are not."""
+        wide = self.reader.size("mul", self, 2.0**29 + 1, dtype=self.dtype)
+        low = self.reader.size("sub", wide, self, dtype=self.dtype)
+        return self.reader.size("sub", wide, low, dtype=self.dtype)
+
+    def __add__(self, other: Any) -> Size:
+        return self._join("add", other)
+
+    def __radd__(self, other: Any) -> Size:
+        return self._join("add", other, swap=True)
+
+    def __sub__(self, other: Any) -> Size:
+        return self._join("sub", other)
+
+    def __rsub__(self, other: Any) -> Size:
+        return self._join("sub", other, swap=True)
+
+    def __mul__(self, other: Any) -> Size:
+        return self._join("mul", other)
+
+    def __rmul__(self, other: Any) -> Size:
+        return self._join("mul", other, swap=True)
+
+    def __floordiv__(self, other: Any) -> Size:
+        return self._join("floordiv", other)
+
+    def __rfloordiv__(self, other: Any) -> Size:
+        return self._join("floordiv", other, swap=True)
+
+    def __truediv__(self, other: Any) -> Size:
+        return self._join("truediv", other)
+
+    def __rtruediv__(self, other: Any) -> Size:
+        return self._join("truediv", other, swap=True)
+
+    def __mod__(self, other: Any) -> Size:
+        return self._join("mod", other)
+
+    def __rmod__(self, other: Any) -> Size:
+        return self._join("mod", other, swap=True)
+
+    def __neg__(self) -> Size:
+        return self._join("neg")
+
+    def rounded(self, how: str) -> Size:
+        """`how`: floor, ceil or trunc."""
+        return self._join(how)
+
+    def cast(self, dtype: torch.dtype) -> Size:
+        """The same number in another type; fractions are cut off."""
+        whole = (
+            self.rounded("trunc") if self.dtype.is_floating_point and not dtype.is_floating_point else self
+        )
+        return Size(self.reader, whole.name, whole.both, dtype, whole.least)
+
+
+def smaller(x: Any, y: Any) -> Any:
+    """The smaller of two sizes."""
+    return _either("min", x, y)
+
+
+def larger(x: Any, y: Any) -> Any:
+    """The larger of two sizes."""
+    return _either("max", x, y)
+
+
+def _either(op: str, x: Any, y: Any) -> Any:
+    first = next((v for v in (x, y) if isinstance(v, Size)), None)
+    if first is None:
+        return min(x, y) if op == "min" else max(x, y)
+    return first._join(op, y) if first is x else first._join(op, x, swap=True)
+
+
+def divided(x: Any, y: Any) -> Any:
+    """x / y in whole numbers, towards zero."""
+    sizes = [v for v in (x, y) if isinstance(v, Size)]
+    if any(s.dtype.is_floating_point for s in sizes) or (
+        not sizes and any(isinstance(v, float | np.floating) for v in (x, y))
+    ):
+        return x / y
+    if all((v.least if isinstance(v, Size) else v) >= 0 for v in (x, y)):
+        return x // y
+    if not sizes:
+        return abs(x) // abs(y) * (1 if (x < 0) == (y < 0) else -1)
+    return (x / y).rounded("trunc")
+
+
+def array_of(values: Any, shape: tuple[int, ...] | None = None) -> Any:
+    """Whole numbers as an array: of objects where some are Sizes."""
+    values = list(values)
+    if any(isinstance(v, Size) for v in values):
+        made = np.empty(len(values), object)
+        made[:] = values
+    else:
+        fractions = any(isinstance(v, float | np.floating) for v in values)
+        made = np.array(values, np.float32 if fractions else np.int64)
+    return made if shape is None else made.reshape(shape)
+
+
+def least(op: str, args: tuple[Any, ...]) -> float:
+    """A bound below what arithmetic on sizes gives."""
+    low = [v.least if isinstance(v, Size) else v for v in args]
+    if op in ("add", "min"):
+        return float(sum(low) if op == "add" else min(low))
+    if op == "max":
+        return float(max(low))
+    if op in ("mul", "floordiv", "truediv", "mod", "floor", "ceil", "trunc") and min(low) >= 0:
+        return float(low[0] * low[1]) if op == "mul" else 0.0
+    return -math.inf

@@ -1,0 +1,270 @@
+"""What an ONNX file's values are while it is read, and the graph that grows on the way.
+
+Every value is one of three things:
+
+    Ref               a tensor of the graph, computed when the model runs
+    array             known now: an initializer, or folded from some
+    array of `Size`   whole numbers that depend on open sizes: ONNX computes shapes with tensors,
+                      torch with integers
+
+Each node is run at once on tensors without memory, in two sizes of the open dimensions: what both agree on is
+fixed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils import _pytree as pytree
+
+from aerogel.capture import interpret
+from aerogel.capture.captured import Captured
+from aerogel.capture.onnx.file import File
+from aerogel.capture.onnx.sizes import Size, least
+from aerogel.errors import AerogelError, UnsupportedModel
+from aerogel.ir.graph import Argument, Graph, Node, Ref, Special
+
+Value = Any  # Ref, or an array of numbers or of Sizes
+MOST_FOLDED = 2**28
+"""Elements that folding may make."""
+
+
+_FROM_NOTHING = ("arange", "full", "ones", "scalar_tensor", "zeros")
+"""What would take memory while a file is read."""
+OPERATORS: dict[str, Callable[..., Any]] = {}
+"""What builds each of ONNX's operators, by its name."""
+
+
+def operator(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Enter a function under its own name."""
+    OPERATORS[function.__name__] = function
+    return function
+
+
+class Reader:
+    """One walk over a file: nodes, constants, and what every value is in two examples."""
+
+    def __init__(self, file: File, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        self.file, self.nodes, self.constants = file, list[Node](), dict[str, torch.Tensor]()
+        self.values: dict[str, Value] = {}
+        self.blank: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
+        self.used, self.made = set[str](), dict[str, Node]()
+        self.ranged: set[str] = set()  # maps that stand for integers
+        # tensors whose numbers are known in both examples
+        self.seen: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+        self.loose: dict[str, tuple[int, ...]] = {}
+        """Tensors whose sizes may be alike in both examples by chance, and the dimensions of which that is
+        not so."""
+        self.inputs = tuple(self._input(name, shapes) for name in file.inputs)
+
+    def captured(self) -> Captured:
+        """What was read, as a graph."""
+        outputs = tuple(self.tensor(self.values[name]) for name in self.file.outputs)
+        used = {o.name for o in outputs}
+        nodes = list[Node]()
+        for node in reversed(self.nodes):  # what nothing reads is left out
+            if node.name in used:
+                nodes.append(node)
+                used.update(node.inputs)
+        constants = {name: value for name, value in self.constants.items() if name in used}
+        graph = Graph(tuple(i.name for i in self.inputs), tuple(constants), tuple(reversed(nodes)), outputs)
+        shapes = {
+            name: self.shape(Ref(name)) for name, v in self.blank[0].items() if isinstance(v, torch.Tensor)
+        }
+        example = tuple(self.blank[0][i.name] for i in self.inputs), dict[str, Any]()
+        out = tuple(0 for _ in outputs) if len(outputs) > 1 else 0
+        sizes = tuple(tuple(self.file.dims(name)) for name in self.file.inputs)
+        dtypes = tuple(self.blank[0][i.name].dtype for i in self.inputs)
+        specs = pytree.tree_structure(example), pytree.tree_structure(out)
+        types = {name: v.dtype for name, v in self.blank[0].items() if isinstance(v, torch.Tensor)}
+        return Captured(
+            graph, constants, *specs, shapes, sizes, dtypes, example, self.file.outputs, types=types
+        )
+
+    def types(self) -> dict[str, torch.dtype]:
+        """The element type of every tensor by its name."""
+        return {name: v.dtype for name, v in self.blank[0].items() if isinstance(v, torch.Tensor)}
+
+    def _input(self, name: str, shapes: Mapping[str, tuple[int, ...]]) -> Ref:
+        first, second = self.file.examples(name, shapes)
+        own = self.fresh(name)
+        dtype = self.file.dtype(name)
+        for blank, shape in zip(self.blank, (first, second), strict=True):
+            blank[own] = torch.empty(shape, dtype=dtype, device="meta")
+        self.values[name] = Ref(own)
+        return Ref(own)
+
+    # what operators are built with
+
+    def emit(self, op: str, *args: Any, layer: str = "", **kwargs: Any) -> Ref:
+        """A node of the graph; its value in both examples is computed at once."""
+        name = self.fresh(layer or op.split(".")[1])
+        node = Node(
+            name, op, tuple(map(_argument, args)), {k: _argument(v) for k, v in kwargs.items()}, layer=layer
+        )
+        self._add(node)
+        return Ref(name)
+
+    def size(self, op: str, *args: Any, dtype: torch.dtype = torch.int64) -> Size:
+        """Arithmetic on sizes."""
+        name = self.fresh(op)
+        node = Node(name, f"int.{op}", tuple(map(_argument, args)))
+        self._add(node)
+        return Size(self, name, (self.blank[0][name], self.blank[1][name]), dtype, least(op, args))
+
+    def outer(self, node: Node, answers: tuple[list[torch.Tensor], list[torch.Tensor]]) -> Ref:
+        """A node that only onnxruntime can run, with what it gave for both examples."""
+        self.nodes.append(node)
+        for blank, given in zip(self.blank, answers, strict=True):
+            blank[node.name] = [t.to("meta") for t in given]
+        return Ref(node.name)
+
+    def loosen(self, ref: Ref, sure: tuple[int, ...]) -> None:
+        """From here on the sizes of a tensor, and of what is computed from it, count as open but for some
+        dimensions."""
+        self.loose[ref.name] = sure
+
+    def _add(self, node: Node) -> None:
+        self.nodes.append(node)
+        self.made[node.name] = node
+        by_chance = any(
+            isinstance(self.blank[0][n], int | float) and self.blank[0][n] == self.blank[1][n]
+            for n in node.inputs
+        )
+        if by_chance or any(n in self.loose for n in node.inputs):  # channels come from weights
+            sure = [self.loose[n] for n in node.inputs if n in self.loose]
+            self.loose[node.name] = (1,) if all(sure) else ()
+        without = node
+        if node.op.split(".")[1:2] and node.op.split(".")[1] in _FROM_NOTHING:
+            without = replace(node, kwargs={**node.kwargs, "device": "meta"})
+        for blank in self.blank:
+            try:
+                with torch.no_grad():
+                    blank[node.name] = interpret.call(without, blank)
+                interpret.fits(node.layer or node.name, blank[node.name])
+            except AerogelError:
+                raise
+            except Exception as why:
+                first = str(why).splitlines()[0][:200] if str(why) else type(why).__name__
+                raise UnsupportedModel(
+                    f"node '{node.layer or node.name}' ({node.op}) does not fit its inputs: {first}"
+                ) from None
+
+    def fresh(self, name: str) -> str:
+        """A name of its own."""
+        base = name or "value"
+        while name in self.used or not name:
+            name = f"{base}_{len(self.used)}"
+        self.used.add(name)
+        return name
+
+    def tensor(self, value: Value) -> Ref:
+        """A value as a tensor of the graph."""
+        if isinstance(value, Ref):
+            return value
+        array = np.asarray(value)
+        if array.dtype == object:
+            kind = Special("dtype", str(self.dtype(array)).removeprefix("torch."))
+            parts = [self.emit("aten.scalar_tensor.default", v, dtype=kind) for v in array.ravel()]
+            whole = self.emit("aten.stack.default", tuple(parts)) if array.ndim else parts[0]
+            whole = whole if array.ndim < 2 else self.emit("aten.reshape.default", whole, array.shape)
+            both = ([v.both[e] if isinstance(v, Size) else v for v in array.ravel()] for e in range(2))
+            first, second = (
+                torch.tensor(values, dtype=self.dtype(array)).reshape(array.shape) for values in both
+            )
+            self.seen[whole.name] = first, second
+            return whole
+        name = self.fresh(self.file.named(value) or "constant")
+        self.constants[name] = _tensor(np.array(array))
+        self.seen[name] = self.constants[name], self.constants[name]
+        for blank in self.blank:
+            blank[name] = self.constants[name].to("meta")
+        return Ref(name)
+
+    def ints(self, value: Value) -> tuple[Any, ...]:
+        """A value as whole numbers: known, or Sizes."""
+        if isinstance(value, Ref):
+            raise UnsupportedModel(
+                f"the sizes in '{value.name}' are computed from the data; aerogel needs them from the shapes"
+            )
+        array = np.asarray(value)
+        if array.dtype.kind == "f" or any(
+            isinstance(v, float) or (isinstance(v, Size) and v.dtype.is_floating_point) for v in array.flat
+        ):
+            raise UnsupportedModel("numbers with fractions where whole ones belong")
+        return tuple(v if isinstance(v, Size) else int(v) for v in array.ravel())
+
+    def number(self, value: Value) -> float | None:
+        """The one number of a constant."""
+        held = self.constants.get(value.name) if isinstance(value, Ref) else None
+        return held.item() if held is not None and held.numel() == 1 else None
+
+    def maker(self, value: Value) -> Node | None:
+        """The node that gives a tensor."""
+        return self.made.get(value.name) if isinstance(value, Ref) else None
+
+    def known(self, value: Value, what: str) -> Any:
+        """A value that must be a constant."""
+        if isinstance(value, Ref) or np.asarray(value).dtype == object:
+            raise UnsupportedModel(f"{what} is computed while the model runs; aerogel needs it as a constant")
+        return value
+
+    def shape(self, ref: Ref) -> tuple[int | str, ...]:
+        """The sizes of a tensor: numbers where they are fixed, names where they are open."""
+        pairs = list(zip(*(blank[ref.name].shape for blank in self.blank), strict=True))
+        sure = self.loose.get(ref.name, range(len(pairs)))
+        return tuple(a if a == b and i in sure else f"{ref.name}.{i}" for i, (a, b) in enumerate(pairs))
+
+    def sizes(self, ref: Ref) -> list[Any]:
+        """The sizes of a tensor as numbers or Sizes."""
+        found: list[Any] = []
+        for i, size in enumerate(self.shape(ref)):
+            if isinstance(size, int):
+                found.append(size)
+            else:
+                name = self.fresh(f"{ref.name}.{i}")
+                self._add(Node(name, "aten.sym_size.int", (ref, i)))
+                found.append(Size(self, name, (self.blank[0][name], self.blank[1][name]), torch.int64, 0))
+        return found
+
+    def rank(self, value: Value) -> int:
+        return len(self.blank[0][value.name].shape) if isinstance(value, Ref) else np.asarray(value).ndim
+
+    def dtype(self, value: Value) -> torch.dtype:
+        if isinstance(value, Ref):
+            found: torch.dtype = self.blank[0][value.name].dtype
+            return found
+        array = np.asarray(value)
+        if array.dtype == object:
+            return next((v.dtype for v in array.flat if isinstance(v, Size)), torch.int64)
+        return _tensor(np.zeros(0, array.dtype)).dtype
+
+    def item(self, several: Ref, i: int) -> Ref:
+        """One of several values."""
+        name = self.fresh(f"{several.name}.{i}")
+        self._add(Node(name, "getitem", (several, i)))
+        return Ref(name)
+
+
+def _tensor(array: Any) -> torch.Tensor:
+    """numpy has no bf16 of its own, onnx brings one."""
+    if array.dtype.name == "bfloat16":
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def _argument(value: Any) -> Argument:
+    if isinstance(value, Size):
+        return Ref(value.name)
+    if isinstance(value, list | tuple):
+        return tuple(map(_argument, value))
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return Special("float", "nan" if math.isnan(value) else "inf" if value > 0 else "minus_inf")
+    return value

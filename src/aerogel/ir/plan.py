@@ -1,0 +1,181 @@
+"""The nouns of a decision: `Timing`, `Choice`, `Plan`. Values with JSON, so that a plan can be replayed
+without timing anything."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from aerogel.errors import InvalidFile, printable
+from aerogel.ir.config import Config
+from aerogel.ir.conv import Conv
+from aerogel.ir.stats import Idle
+from aerogel.ir.target import Machine, machine
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Quantiles of repeated measurements, in microseconds, and of the ratio to the baseline of the same
+    round.
+
+    A ratio above 1 means faster than the baseline. The rounds are interleaved, so a slow minute slows both.
+    """
+
+    min_us: float
+    p25_us: float
+    p50_us: float
+    rounds: int
+    ratio_p25: float = 1.0
+    ratio_p50: float = 1.0
+
+    @staticmethod
+    def of(times_us: Sequence[float], baseline_us: Sequence[float]) -> Timing:
+        """From the rounds of one candidate and of the baseline beside it."""
+        times, base = np.asarray(times_us), np.asarray(baseline_us)
+        if len(times) == 0 or len(times) != len(base) or not (times > 0).all():
+            raise InvalidFile("a timing needs at least one round, and a baseline for each")
+        low, middle = np.quantile(base / times, [0.25, 0.5])
+        quartile, median = np.quantile(times, [0.25, 0.5])
+        return Timing(
+            float(times.min()), float(quartile), float(median), len(times), float(low), float(middle)
+        )
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One layer's decision: what was chosen and why, every candidate that was timed, every method that
+    refused and why.
+
+    `layer` is the module's path, for people; `node` the graph's name of its value; ratios are to the layer's
+    fastest dense. `in_network` is the layer's time in its place in the running network; its ratio is to the
+    configuration that won alone.
+    """
+
+    layer: str
+    node: str
+    conv: Conv
+    config: Config
+    sparsity: float = 0.0
+    reason: str = ""
+    tried: tuple[tuple[Config, Timing], ...] = ()
+    refused: tuple[tuple[str, str], ...] = ()
+    in_network: Timing | None = None
+    idle: Idle | None = None
+    """Zeros of its input on the calibration inputs."""
+    limit: float | None = None
+    """Of a layer that skips what is zero in its input: the share of active windows from which the next best
+    is faster."""
+    pooled: bool = False
+    """Whether its kernel also does the pooling after it."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All choices for one target, with the whole model's timing. With `image_by_image` a batch runs so, and
+    choices are for one image."""
+
+    target: Machine
+    choices: tuple[Choice, ...]
+    model: Timing | None = None
+    image_by_image: bool = False
+
+    def to_json(self) -> str:
+        def timing(t: Timing | None) -> Any:
+            return None if t is None else vars(t)
+
+        return json.dumps(
+            {
+                "format": "aerogel-plan-3",
+                "target": str(self.target),
+                "model": timing(self.model),
+                "apart": self.image_by_image,
+                "choices": [
+                    {
+                        "layer": c.layer,
+                        "node": c.node,
+                        "sparsity": c.sparsity,
+                        "reason": c.reason,
+                        "conv": str(c.conv),
+                        "config": str(c.config),
+                        "tried": [[str(config), timing(t)] for config, t in c.tried],
+                        "refused": [list(r) for r in c.refused],
+                        "in_network": timing(c.in_network),
+                        "idle": c.idle and [c.idle.elements, c.idle.vectors, c.idle.tiles],
+                        "most": c.limit,
+                        "pooled": c.pooled,
+                    }
+                    for c in self.choices
+                ],
+            },
+            indent=1,
+        )
+
+    @staticmethod
+    def from_json(text: str) -> Plan:
+        """The inverse of `to_json`. Any damage is an InvalidFile."""
+        try:
+            raw = json.loads(text)
+            if raw["format"] != "aerogel-plan-3":
+                raise InvalidFile(f"plan format '{str(raw['format'])[:80]}' is not aerogel-plan-3")
+            choices = tuple(
+                Choice(
+                    printable(c["layer"]),
+                    str(c["node"]),
+                    Conv.parse(c["conv"]),
+                    Config.parse(c["config"]),
+                    _share(c["sparsity"]),
+                    printable(c["reason"]),
+                    tuple((Config.parse(config), _timing(t)) for config, t in c["tried"]),
+                    tuple((printable(method), printable(why)) for method, why in c["refused"]),
+                    None if c["in_network"] is None else _timing(c["in_network"]),
+                    None if c["idle"] is None else _idle(*c["idle"]),
+                    None
+                    if c["most"] is None
+                    else _limit(c["most"], [str(config) for config, _ in c["tried"]], str(c["config"])),
+                    _flag(c["pooled"]),
+                )
+                for c in raw["choices"]
+            )
+            model = None if raw["model"] is None else _timing(raw["model"])
+            return Plan(machine(raw["target"]), choices, model, _flag(raw["apart"]))
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError, OverflowError) as why:
+            raise InvalidFile(f"not a plan: {type(why).__name__} {str(why)[:200]}") from None
+
+
+def _flag(raw: object) -> bool:
+    if not isinstance(raw, bool):
+        raise InvalidFile(f"a flag is true or false, not {str(raw)[:80]}")
+    return raw
+
+
+def _share(raw: Any) -> float:
+    if not 0 <= float(raw) <= 1:
+        raise InvalidFile(f"a limit or a sparsity is a share from 0 to 1, not {str(raw)[:80]}")
+    return float(raw)
+
+
+def _limit(most: Any, tried: Sequence[str], config: str) -> float:
+    """A share, and only where another method was timed that calls can go back to."""
+    if all(other.partition("/")[0] == config.partition("/")[0] for other in tried):
+        raise InvalidFile(f"a limit of {str(most)[:20]} for '{config[:80]}', and nothing else was timed")
+    return _share(most)
+
+
+def _idle(elements: Any, vectors: Any, tiles: Any) -> Idle:
+    found = [int(v) for v in (elements, vectors, tiles)]
+    if not all(0 <= v <= 100 for v in found):
+        raise InvalidFile(f"zeros of an input are percents, not {found}")
+    return Idle(*found)
+
+
+def _timing(raw: dict[str, Any]) -> Timing:
+    names = ("min_us", "p25_us", "p50_us", "ratio_p25", "ratio_p50")
+    found = {n: float(raw[n]) for n in names}
+    if not (0 < int(raw["rounds"]) < 2**31 and all(0 <= v < math.inf for v in found.values())):
+        raise InvalidFile(f"no timing: {str(raw)[:200]}")
+    return Timing(rounds=int(raw["rounds"]), **found)

@@ -1,0 +1,152 @@
+"""`actsparse` on CPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise, product
+
+import numpy as np
+
+from aerogel.codegen.cpu import lists, llvm
+from aerogel.codegen.cpu.abi import Kernel, block
+from aerogel.formats import flat, tiled
+from aerogel.ir.config import Config, Packed
+from aerogel.ir.conv import Conv
+from aerogel.ir.layout import Array, Layout
+from aerogel.ir.numbers import ceil_div
+from aerogel.ir.stats import Stats
+from aerogel.ir.target import Target
+from aerogel.methods.actsparse import NAME
+
+FEW = 20
+"""Percent of x's vectors that must be zero before anything can be gained."""
+
+CHUNK = 256
+"""Positions whose values stay in L1, and whose products are summed in one chain."""
+_SUMS = {"avx512": 28, "avx2": 12, "generic": 12, "neon": 24}
+"""Vectors of sums kept in registers, at most."""
+_FILTERS = (4, 8, 11, 12, 13, 14, 22, 24, 26, 28)
+"""Filters of a panel: few numbers, so that layers share code."""
+
+
+def refuse(conv: Conv, target: Target, stats: Stats) -> str | None:
+    if (why := tiled.unsupported(conv, target)) is not None:
+        return why
+    if stats.idle is None:
+        return "how many zeros its input has is not known: give real inputs as compile(calibration=...)"
+    if stats.idle.vectors < FEW:
+        return (
+            f"{stats.idle.vectors} % of its input's vectors of pixels are zero on the calibration "
+            "inputs: too few to gain"
+        )
+    return None
+
+
+def configs(conv: Conv, target: Target, stats: Stats) -> Iterator[Config]:
+    """Panels and blocks of pixels, ordered by a cost model."""
+    lanes, own = target.vector_bytes // 4, conv.c // conv.groups
+    reads, _ = flat.layouts(conv, lanes, 1, False, (0, 0, 0, 0))
+    live = max(1, ceil_div((conv.out[0] - 1) * reads.pitch + conv.out[1], lanes))
+    cost = {}
+    for width, parts in product((2, 1), (7, 6, 5, 4, 3, 2, 1)):
+        for filters in _FILTERS:
+            if width * (parts - 1) < live and filters * width <= _SUMS[target.isa]:
+                cost[filters, width, width * parts] = _cycles(conv, stats, live, filters, width, parts)
+    for filters, width, vectors in sorted(cost, key=lambda point: cost[point]):
+        units = max(1, conv.batch * ceil_div(live, vectors))
+        groups = min(conv.k, 1 if target.threads == 1 else max(1, -(-4 * target.threads // units)))
+        yield Config.make(
+            NAME, filters=filters, width=width, vectors=vectors, chunk=CHUNK, channels=own, groups=groups
+        )
+
+
+def _cycles(conv: Conv, stats: Stats, live: int, filters: int, width: int, parts: int) -> float:
+    """Modelled, to order candidates: a position costs its test, and where it is active its FMAs and loads in
+    each panel."""
+    idle = 0.0 if stats.idle is None else stats.idle.vectors / 100
+    kept = 1 - stats.sparsity if 2 * stats.shared > stats.nonzeros else 1 - stats.sparsity**filters
+    panel = filters * width / 2 + 0.5 * (filters + 2 * width) + 2
+    position = 4 * width + (1 - idle ** (0.5 + 0.5 * width)) * ceil_div(conv.k, filters) * panel
+    return float(kept * position * ceil_div(live, width * parts) * parts * (1 + 0.3 / parts))
+
+
+def tiles(weight: Array, conv: Conv, filters: int) -> list[tiled.Tile]:
+    """Neighbouring filters with the same positions; where hardly any have, panels of neighbours and all
+    positions of theirs."""
+    mask = flat.kept(weight, conv).reshape(conv.k, -1)
+    edges = [0, *(np.flatnonzero((mask[1:] != mask[:-1]).any(1)) + 1).tolist(), conv.k]
+    if len(edges) - 1 > 2 * ceil_div(conv.k, filters):
+        edges = [*range(0, conv.k, filters), conv.k]
+    mask[~mask.any(1), 0] = True  # a filter without nonzeros still has a bias to write
+    return [(np.arange(low, high), np.flatnonzero(mask[low:high].any(0))) for low, high in pairwise(edges)]
+
+
+def pack(weight: Array, conv: Conv, config: Config) -> Packed:
+    return tiled.pack(NAME, weight, conv, config, tiles(weight, conv, config["filters"]))
+
+
+def unpack(packed: Packed, conv: Conv) -> Array:
+    return tiled.unpack(NAME, packed, conv)
+
+
+layouts = tiled.layouts
+
+
+pixels = flat.pixels
+
+
+def build(
+    packed: Packed,
+    conv: Conv,
+    config: Config,
+    target: Target,
+    reads: Layout,
+    writes: Layout,
+    rows: int | None = None,
+) -> list[Kernel]:
+    tiled.check(NAME, packed, conv)
+    lanes, a = target.vector_bytes // 4, packed.arrays
+    flat.compatible(NAME, conv, lanes, config["vectors"], False, reads, writes)
+    code = lists.ListsCode(
+        target.isa,
+        conv.dtypes,
+        config["vectors"],
+        conv.steps,
+        width=config["width"],
+        filters=packed.meta["filters"],
+    )
+    entry = llvm.function(str(code), lists.ENTRY, lambda: lists.emit(code), target.isa)
+    owned, sizes = flat.arguments(a, packed.meta["channel_blocks"], conv, code, reads, writes, 0, rows)
+    offset, starts = tiled.windows(a, conv, code.filters, reads), a["tile_row"].astype(np.int64)
+    row = (np.arange(starts[-1]) - np.repeat(starts[:-1], np.diff(starts))) * code.filters * 4
+    owned |= {n: np.ascontiguousarray(a[n]) for n in ("tile", "tile_row", "tile_panel", "member")}
+    owned |= {
+        "tile_value": tiled.first_values(a),
+        "entry": offset.astype(np.int64) & 0xFFFFFFFF | row << 32,
+        "panel": tiled.panel_values(a, code.filters, conv.dtypes.weight),
+        "counts": np.zeros(8 * lists.COUNTERS, np.int64),
+    }
+    longest, chunk, parts = (
+        int(np.diff(starts).max(initial=0)),
+        config["chunk"],
+        config["vectors"] // config["width"],
+    )
+    sizes |= {"chunk": chunk, "list_first": 8 * (longest // chunk + 3)}
+    sizes["list_bytes"] = sizes["list_first"] + 8 * (longest + 1)
+    sizes["sums_first"] = -(-parts * sizes["list_bytes"] // 64) * 64
+    sizes["scratch_thread"] = sizes["sums_first"] + parts * code.filters * code.width * lanes * 4
+    slots = {n: array.ctypes.data for n, array in owned.items()} | sizes
+    arguments = block(lists.ARGUMENTS, slots)
+    return [
+        Kernel(
+            f"{NAME} {conv}",
+            reads,
+            writes,
+            entry,
+            arguments,
+            sizes["scratch_thread"],
+            tuple(owned.values()),
+            None,
+            owned["counts"],
+        )
+    ]

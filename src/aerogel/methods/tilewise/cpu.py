@@ -1,0 +1,63 @@
+"""`tilewise` on CPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import numpy as np
+
+from aerogel.formats import flat, tiled
+from aerogel.ir.config import Config, Packed
+from aerogel.ir.conv import Conv
+from aerogel.ir.layout import Array
+from aerogel.ir.stats import Stats, majority, runs_of
+from aerogel.ir.target import Target
+from aerogel.methods.tilewise import NAME
+
+DENSE = 0.3
+"""Zeros below which there is nothing to skip."""
+
+
+def refuse(conv: Conv, target: Target, stats: Stats) -> str | None:
+    return tiled.unsupported(conv, target) or unlike(stats)
+
+
+def unlike(stats: Stats) -> str | None:
+    """Why these weights are not for tiles, or None."""
+    if 2 * stats.shared < stats.nonzeros:
+        share = stats.shared / stats.nonzeros
+        return (
+            f"{share:.0%} of its nonzeros stand where neighbouring filters have theirs; prune with "
+            "pattern='tilewise' for more"
+        )
+    if stats.sparsity < DENSE and stats.nonzeros:
+        return f"{stats.sparsity:.0%} zeros: a dense library has less to look up"
+    return None
+
+
+def configs(conv: Conv, target: Target, stats: Stats) -> Iterator[Config]:
+    return tiled.configs(NAME, conv, target, stats.shared, stats.nonzeros - stats.shared)
+
+
+def tiles(weight: Array, conv: Conv) -> list[tiled.Tile]:
+    """Runs of filters and the positions most of them keep; neighbours with the same positions are one."""
+    mask = flat.kept(weight, conv).reshape(conv.k, -1)
+    found: list[tiled.Tile] = []
+    for filters in runs_of(mask.sum(1)):
+        positions = np.flatnonzero(majority(mask[filters]))
+        if found and np.array_equal(found[-1][1], positions):
+            found[-1] = np.concatenate([found[-1][0], filters]), positions
+        else:
+            found.append((filters, positions))
+    return found
+
+
+def pack(weight: Array, conv: Conv, config: Config) -> Packed:
+    return tiled.pack(NAME, weight, conv, config, tiles(weight, conv))
+
+
+unpack = partial(tiled.unpack, NAME)
+build = partial(tiled.build, NAME)
+layouts = tiled.layouts
+pixels = flat.pixels

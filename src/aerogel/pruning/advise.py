@@ -1,0 +1,343 @@
+"""advise(): what sparsity is worth on this machine, before anything is pruned.
+
+Every distinct layer is pruned by magnitude to each sparsity in each pattern and timed beside the dense
+library, in the same rounds; then the whole model, with each layer on what was faster, beside torch.
+Everything shown is measured, on these shapes, here; only a recipe's time is predicted, from the layers' own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import islice, pairwise, product
+from typing import Any
+
+import numpy as np
+import torch
+
+from aerogel.backends import Backend, backend_of
+from aerogel.capture.network import Network
+from aerogel.capture.nodes import problem
+from aerogel.errors import AerogelError, printable
+from aerogel.ir.config import Config
+from aerogel.ir.conv import Conv
+from aerogel.ir.layout import Array
+from aerogel.ir.plan import Choice, Plan, Timing
+from aerogel.ir.stats import Stats
+from aerogel.ir.tensors import TORCH, from_torch
+from aerogel.methods import BASELINE, METHODS
+from aerogel.progress import Advance, progress_line
+from aerogel.pruning.masks import as_block, masks
+from aerogel.pruning.mistakes import a_module, a_share, a_speedup, several
+from aerogel.runtime.eager import Call, as_call, bodies, runner
+from aerogel.runtime.module import Compiled
+from aerogel.runtime.private import private
+from aerogel.runtime.reading import read
+from aerogel.runtime.weights import as_weights
+from aerogel.tune import search
+from aerogel.tune.assign import assigned
+from aerogel.tune.choose import Asked, tuned
+from aerogel.tune.measure import interleaved
+from aerogel.tune.store import Store
+
+ROUNDS, FEW_ROUNDS = 7, 3
+Point = tuple[str, float]
+"""A pattern and a sparsity."""
+Best = dict[tuple[str, Point], Config]
+At = Mapping[str, tuple[Config | None, float, float]]
+"""By node: a configuration of ours if it is faster, its microseconds, dense's."""
+
+
+@dataclass(frozen=True)
+class LayerAdvice:
+    """One layer: microseconds dense and at each point, what each point takes of its weight (L1), and where it
+    breaks even."""
+
+    layer: str
+    conv: str
+    dense_us: float
+    us: dict[Point, float]
+    lost: dict[Point, float]
+    break_even: dict[str, float | None]
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What advise() found. Print it, plot it, or hand it to prune()."""
+
+    target: str
+    torch_us: float
+    model_us: dict[Point, float]
+    layers: tuple[LayerAdvice, ...]
+    wanted: float | None
+    recipe: dict[str, Point]
+    predicted: float | None
+    """Speedup of the model pruned by the recipe."""
+
+    @property
+    def table(self) -> str:
+        """The model at each point, then for each layer where it breaks even."""
+        patterns, lowest = list(dict.fromkeys(p for p, _ in self.model_us)), min(s for _, s in self.model_us)
+        lines = [f"speedup over torch ({self.torch_us / 1e3:.1f} ms) on {self.target}", ""]
+        for pattern in patterns:
+            own = "  ".join(
+                f"{s:.0%} zeros {self.torch_us / us:.2f}x"
+                for (p, s), us in self.model_us.items()
+                if p == pattern
+            )
+            lines.append(f"{pattern}: {own}")
+        lines += [
+            "",
+            f"{'layer':30} {'dense us':>9}  sparsity from which it is faster: " + ", ".join(patterns),
+        ]
+        for layer in self.layers:
+            even = ", ".join(_percent(layer.break_even[p], lowest) for p in patterns)
+            lines.append(f"{printable(layer.layer):30} {layer.dense_us:9.0f}  {even}")
+        if self.wanted is not None:
+            lines += ["", f"for {self.wanted:.2f}x, predicted {self.predicted:.2f}x:"]
+            lines += [
+                f"    {printable(name)}: {pattern} {share:.0%}"
+                for name, (pattern, share) in self.recipe.items()
+            ]
+        return "\n".join(lines)
+
+    def __str__(self) -> str:
+        return self.table
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as plain values; points are named `pattern@sparsity`."""
+
+        def named(points: Mapping[Point, float]) -> dict[str, float]:
+            return {f"{p}@{s}": v for (p, s), v in points.items()}
+
+        layers = [asdict(layer) | {"us": named(layer.us), "lost": named(layer.lost)} for layer in self.layers]
+        return asdict(self) | {"model_us": named(self.model_us), "layers": layers}
+
+    def plot(self, ax: Any = None) -> Any:
+        """Speedup of the model over sparsity, a line for each pattern. Needs matplotlib: pip install
+        aerogel[plot]."""
+        if ax is None:
+            from matplotlib import pyplot
+
+            _, ax = pyplot.subplots(figsize=(6, 4), layout="constrained")
+        for pattern in dict.fromkeys(p for p, _ in self.model_us):
+            own = sorted((s, self.torch_us / us) for (p, s), us in self.model_us.items() if p == pattern)
+            ax.plot([100 * s for s, _ in own], [r for _, r in own], marker="o", label=pattern)
+        ax.axhline(1, color="gray", linewidth=1, linestyle=":")
+        ax.set(
+            xlabel="zeros in every layer, %", ylabel="speedup over torch", title=f"measured: {self.target}"
+        )
+        ax.title.set_fontsize(8)
+        ax.legend()
+        return ax
+
+
+def _percent(share: float | None, lowest: float) -> str:
+    return "never" if share is None else f"{share:.0%}" if share > lowest else f"{lowest:.0%} or less"
+
+
+def advise(
+    model: Any,
+    args: Any = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    sparsities: Sequence[float] = (0.5, 0.7, 0.8, 0.9, 0.95),
+    patterns: Sequence[str] = ("unstructured", "tilewise"),
+    speedup: float | None = None,
+    dtype: Any = None,
+    tune: str | float = "fast",
+) -> Advice:
+    """Measure what pruning would gain on this machine. The model is left as it is; accuracy is not looked at.
+
+    `sparsities` and `patterns` are those of prune(). `speedup` asks for a recipe: which layers to prune how
+    far, least weight for the time gained; prune(model, advice) follows it. `tune` "fast" tries a few
+    configurations alone, "full" tunes every layer at every point as compile() would. `dtype` as in compile(),
+    for the model; layers are timed in its own precision.
+    """
+    shares = [
+        a_share(s, "each of sparsities") for s in several(sparsities, "sparsities", "sparsities=(0.8, 0.9)")
+    ]
+    kinds = several(patterns, "patterns", "patterns=('unstructured', 'tilewise')")
+    if not shares or not kinds:
+        raise AerogelError(
+            "advise() needs at least one pattern and one sparsity: patterns=('tilewise',), sparsities=(0.9,)"
+        )
+    for kind in kinds:
+        as_block(kind)
+    a_speedup(speedup)
+    search.effort(tune)
+    if dtype is not None and dtype not in (TORCH["f16"], TORCH["bf16"]):
+        raise AerogelError(f"dtype is None, torch.float16 or torch.bfloat16, not {dtype!r}")
+    call = as_call(args, kwargs)
+    backend = backend_of(call)
+    model = as_weights(private(a_module(model, "advise"), call))
+    points = list(product(dict.fromkeys(kinds), sorted(set(shares))))
+    with progress_line(None) as advance, torch.no_grad():
+        network, _ = read(model, call, None, advance)
+        if not network.convs():
+            raise AerogelError(
+                "the model has no convolution or Linear that kernels of ours take: pruning it gains nothing"
+            )
+        shapes = network.shapes(network.captured.flat(*call))
+        problems = {node.name: problem(node, shapes) for node in network.convs()}
+        rows, best = _layers(backend, network, problems, points, advance)
+        forms = [runner(m, call, layout) for layout, m in bodies(model, dtype).items()]
+        fastest = min(
+            zip(forms, interleaved(forms, FEW_ROUNDS), strict=True),
+            key=lambda form: float(np.median(form[1])),
+        )[0]
+        ratios, theirs = dict[Point, float](), list[float]()
+        for point in points:
+            advance(f"the model at {point[1]:.0%} zeros, {point[0]}")
+            at = {
+                name: (best.get((row.conv, point)), row.us[point], row.dense_us) for name, row in rows.items()
+            }
+            pruned = _runs(backend, _masked(network, point), model, call, at, dtype, tune)
+            dense, ours = interleaved([fastest, pruned], ROUNDS)
+            ratios[point] = max(1.0, Timing.of(ours, dense).ratio_p50)  # compile() keeps what is faster
+            theirs += dense
+    torch_us = float(np.median(theirs))
+    model_us = {point: torch_us / ratio for point, ratio in ratios.items()}
+    layers = tuple(rows[node.name] for node in network.convs())
+    recipe, predicted = ({}, None) if speedup is None else _recipe(layers, torch_us, model_us, speedup)
+    return Advice(str(backend.target), torch_us, model_us, layers, speedup, recipe, predicted)
+
+
+def _masked(network: Network, point: Point) -> Network:
+    """The network with every layer pruned by magnitude."""
+    names = {node.conv_inputs()[1] for node in network.convs()}
+    kept = masks({n: network.constants[n].abs() for n in names}, dict.fromkeys(names, point[1]), point[0])
+    return Network(
+        network.captured,
+        network.graph,
+        {n: v * kept[n] if n in names else v for n, v in network.constants.items()},
+    )
+
+
+def _ours(backend: Backend, conv: Conv, weight: Array) -> list[Config]:
+    """Likely configurations of the methods that take most layers; the first one where a method is hardly ever
+    the faster."""
+    stats, found = Stats.of(weight), list[Config]()
+    for name in search.ranked():
+        form = backend.form(name)
+        if form.refuse(conv, backend.target, stats) is None:
+            many = 1 if found else search.EFFORTS["fast"].configs
+            found += islice(form.configs(conv, backend.target, stats), many)
+    return found
+
+
+def _layers(
+    backend: Backend,
+    network: Network,
+    problems: Mapping[str, Conv],
+    points: Sequence[Point],
+    advance: Advance,
+) -> tuple[dict[str, LayerAdvice], Best]:
+    """Each distinct layer alone, dense and at every point; and its best configuration there, if it was faster
+    than dense."""
+    found: dict[str, LayerAdvice] = {}
+    times: dict[str, tuple[float, dict[Point, float]]] = {}
+    best: Best = {}
+    patterns = dict.fromkeys(p for p, _ in points)
+    for node in network.convs():
+        conv, weight = problems[node.name], network.constants[node.conv_inputs()[1]]
+        size = weight.abs()
+        cuts = {point: weight * masks({"": size}, {"": point[1]}, point[0])[""] for point in points}
+        if str(conv) not in times:
+            advance(f"{node.layer or node.name} {conv} at {len(points)} points")
+            dense = list(_baseline(backend, conv, from_torch(weight)))
+            tried = [
+                (p, config) for p, cut in cuts.items() for config in _ours(backend, conv, from_torch(cut))
+            ]
+            pairs = [(from_torch(weight), config) for config in dense] + [
+                (from_torch(cuts[p]), config) for p, config in tried
+            ]
+            middle = search.medians(backend, pairs, conv, ROUNDS)
+            dense_us, own = min(middle[: len(dense)]), dict.fromkeys(points, float("inf"))
+            for (p, config), us in zip(tried, middle[len(dense) :], strict=True):
+                if us < min(own[p], dense_us):
+                    best[str(conv), p] = config
+                own[p] = min(own[p], us)
+            times[str(conv)] = dense_us, own
+        dense_us, own = times[str(conv)]
+        lost = {p: float(1 - cut.abs().sum() / size.sum().clamp_min(1e-30)) for p, cut in cuts.items()}
+        even = {name: _even([(s, own[p, s]) for p, s in points if p == name], dense_us) for name in patterns}
+        found[node.name] = LayerAdvice(node.layer or node.name, str(conv), dense_us, own, lost, even)
+    return found, best
+
+
+def _even(curve: Iterable[tuple[float, float]], dense_us: float) -> float | None:
+    """The sparsity from which a layer stays faster than dense, between the points measured by a straight
+    line."""
+    known = list(curve)
+    if known[-1][1] >= dense_us:
+        return None
+    for (low, slower), (high, faster) in reversed(list(pairwise(known))):
+        if slower >= dense_us:
+            share = (slower - dense_us) / (slower - faster) if np.isfinite(slower) else 1.0
+            return low + (high - low) * share
+    return known[0][0]
+
+
+def _baseline(backend: Backend, conv: Conv, weight: Array) -> Iterator[Config]:
+    return backend.form(BASELINE).configs(conv, backend.target, Stats.of(weight))
+
+
+def _runs(
+    backend: Backend, network: Network, model: Any, call: Call, at: At, dtype: Any, tune: str | float
+) -> Any:
+    """A call of the network, each layer on what was faster alone."""
+    effort = None if tune == "fast" else search.effort(tune)
+    if effort is not None or dtype is not None:
+        asked = Asked(tune, effort, METHODS, backend, Store(None, backend), dtype, [])
+        network, plan, _ = tuned(network, call, asked, lambda _: None)
+        return runner(Compiled(model, network, plan, "graph"), call, "contiguous")
+    shapes, choices = network.shapes(network.captured.flat(*call)), list[Choice]()
+    for node in network.convs():
+        conv, (config, own, theirs) = problem(node, shapes), at[node.name]
+        dense = next(_baseline(backend, conv, network.arrays[node.conv_inputs()[1]]))
+        tried: tuple[tuple[Config, Timing], ...] = ((dense, Timing.of([theirs], [theirs])),)
+        if config is not None:
+            tried = ((config, Timing.of([own], [theirs])), *tried)
+        choices.append(Choice(node.layer or "", node.name, conv, tried[0][0], tried=tried))
+    plan = Plan(backend.target, tuple(assigned(backend, network.graph, shapes, choices)))
+    return runner(Compiled(model, network, plan, "graph"), call, "contiguous")
+
+
+def _recipe(
+    layers: Sequence[LayerAdvice], torch_us: float, model_us: Mapping[Point, float], wanted: float
+) -> tuple[dict[str, Point], float]:
+    """Least weight for the time: layer after layer is pruned further where that saves most for what it takes,
+    until the model is as fast as wanted or nothing is left to gain. A line through the points and torch's own
+    time says what the layers' times make."""
+
+    def spent(at: Sequence[Point | None]) -> float:
+        return sum(
+            min(one.dense_us, one.us[p]) if p else one.dense_us for one, p in zip(layers, at, strict=True)
+        )
+
+    now: list[Point | None] = [None] * len(layers)
+    sums, times = (
+        [spent([p] * len(layers)) for p in (*model_us, None)],
+        np.array([*model_us.values(), torch_us]),
+    )
+    slope, rest = np.polyfit(sums, times, 1, w=1 / times) if len(set(sums)) > 1 else (1.0, 0.0)
+    if slope <= 0 or rest < 0:
+        slope, rest = float(np.median(times / sums)), 0.0
+
+    def predicted() -> float:
+        return float(rest + slope * spent(now)) if any(now) else torch_us
+
+    while predicted() > torch_us / wanted:
+        best, step = 0.0, None
+        for i, one in enumerate(layers):
+            at = now[i]
+            had, lost = (one.dense_us, 0.0) if at is None else (one.us[at], one.lost[at])
+            for point in one.us:
+                gain = (had - one.us[point]) / max(1e-6, one.lost[point] - lost)
+                if one.us[point] < had and one.lost[point] > lost and gain > best:
+                    best, step = gain, (i, point)
+        if step is None:
+            break
+        now[step[0]] = step[1]
+    return {one.layer: p for one, p in zip(layers, now, strict=True) if p is not None}, torch_us / predicted()

@@ -1,0 +1,63 @@
+"""From a model and an example call to a Network, and what is to be said of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aerogel.capture.captured import Captured
+from aerogel.capture.export import capture
+from aerogel.capture.fuse import fuse, random
+from aerogel.capture.network import Network
+from aerogel.errors import AerogelError, UnsupportedModel
+from aerogel.progress import Advance
+from aerogel.runtime.eager import Call
+from aerogel.runtime.graphmodel import GraphModel
+from aerogel.runtime.private import lasting
+
+
+def read(
+    model: Any, call: Call, dynamic_shapes: Any, advance: Advance = lambda _: None
+) -> tuple[Network, tuple[str, ...]]:
+    """Capture and fuse. Raises UnsupportedModel where the model does not export."""
+    advance("reading the model")
+    captured = model.now() if isinstance(model, GraphModel) else capture(model, *call, dynamic_shapes)
+    return fused(captured)
+
+
+def fused(captured: Captured) -> tuple[Network, tuple[str, ...]]:
+    """A captured model as a network, and what is to be said of it."""
+    graph, constants, left = fuse(captured.graph, captured.constants, captured.shapes, captured.types)
+    network = Network(captured, graph, constants)
+    notes = [f"{layer}: {reason}" for layer, reason in left.items()]
+    notes += [f"{n.layer or n.name} runs in onnxruntime" for n in captured.graph.nodes if n.op == "onnx"]
+    notes += [f"{n.layer or n.name} is random: dropout stays on" for n in captured.graph.nodes if random(n)]
+    notes += [
+        f"input '{n}' was captured at {s}; calls at other sizes become programs of their own"
+        for n, s in _fixed(network)
+    ]
+    return network, tuple(notes)
+
+
+def steady(model: Any, call: Call) -> None:
+    """Raises UnsupportedModel where the model's answer depends on more than its arguments."""
+    if isinstance(model, GraphModel):
+        return
+    try:
+        why = lasting(model, call)
+    except Exception as error:
+        raise AerogelError(f"the model does not run on the example: {first_line(error)}") from error
+    if why is not None:
+        raise UnsupportedModel(why)
+
+
+def first_line(why: BaseException) -> str:
+    return next((line.strip() for line in str(why).splitlines() if line.strip()), type(why).__name__)[:300]
+
+
+def _fixed(network: Network) -> list[tuple[str, str]]:
+    """Image inputs whose batch or image sizes the model forbids to change."""
+    found = []
+    for name, sizes in zip(network.graph.inputs, network.captured.sizes, strict=True):
+        if len(sizes) in (3, 4) and any(isinstance(s, int) for i, s in enumerate(sizes) if i != 1):
+            found.append((name, "x".join(str(s) if isinstance(s, int) else "any" for s in sizes)))
+    return found

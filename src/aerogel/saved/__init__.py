@@ -1,0 +1,1 @@
+"""The .aero file: a compiled model on disk."""

@@ -1,0 +1,128 @@
+"""How often each promise is tried, and with which seeds.
+
+`--nightly` takes the full counts, a plain run (CI) a tenth of them, `--quick` a fiftieth. Seeds follow the
+commit's hash, so that a clean clone tests what CI tests and the next commit something else; `--seed` repeats
+a run.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
+ROOT = Path(__file__).parent.parent
+APART = 1_000_003
+"""Between the first cases of two seeds. A prime, so that the walk over the pairwise cover begins elsewhere
+too."""
+
+FULL = {
+    "exact": 20_000,
+    "real": 20_000,
+    "edges": 3_000,
+    "special": 2_000,
+    "half": 2_000,
+    "half-edges": 2_000,
+    "half-special": 1_000,
+    "idle": 2_000,
+    "idle-special": 1_000,
+    "threads": 1_000,
+    "workspaces": 500,
+    "fork": 200,
+    "whole networks": 24,
+    "file mutants": 300_000,
+    "hostile ONNX": 60,
+    "kill -9": 2_000,
+    "disk full": 40,
+    "16 processes": 7_680,
+    "32 threads, seconds": 60,
+    "faults": 200,
+    "fuzz networks": 3_000,
+    "structural mutants": 20_000,
+    "mapping": 50,
+    "opencl": 600,
+    "triton": 600,
+    "neon": 36,
+    "copies": 1_200,
+    "stress, seconds": 600,
+    "soak calls": 20_000,
+    "soak compiles": 200,
+}
+"""The counts of a whole run. Those of the suite's kinds are for each method, on every ISA; opencl, triton and
+neon are for each method, all kinds together."""
+CI = {
+    "hostile ONNX": 60,
+    "faults": 200,
+    "fuzz networks": 150,
+    "structural mutants": 1_000,
+    "stress, seconds": 20,
+}
+CI |= {"soak calls": 300, "soak compiles": 8}
+"""Where a plain run takes something else than a tenth."""
+LEAST = {"kill -9": 100}
+"""What even --quick takes: a writer that tears files is not seen with fewer."""
+SCALES = {"nightly": 1.0, "ci": 0.1, "quick": 0.02}
+
+_chosen: tuple[str, int] = ("ci", 0)
+
+
+def choose(mode: str, seed: int) -> None:
+    """For the whole process; conftest does it before anything is collected."""
+    assert mode in SCALES, mode
+    assert seed >= 0, "a seed is a whole number, not below zero"
+    global _chosen
+    _chosen = mode, seed
+
+
+def mode() -> str:
+    return _chosen[0]
+
+
+def seed() -> int:
+    return _chosen[1]
+
+
+def count(name: str, share: float = 1.0) -> int:
+    """How many of them this run takes, at least one; `share` of them where they are dealt out to several
+    tests."""
+    usual = FULL[name] * SCALES[mode()]
+    many = CI.get(name, usual) if mode() == "ci" else usual
+    return max(LEAST.get(name, 1), round(many * share))
+
+
+def first() -> int:
+    """The first case's seed; those that follow are numbered on."""
+    return seed() * APART
+
+
+def seeds(name: str, share: float = 1.0, skip: int = 0) -> range:
+    """The seeds of this run's cases. `skip` gives one of several tests of the same name other cases than its
+    neighbours."""
+    start = first() + skip
+    return range(start, start + count(name, share))
+
+
+def some(every: Sequence[T], many: int | None = None) -> list[T]:
+    """So many of a list (a run's share of it, at least one), evenly spread and others for another commit."""
+    wanted = max(1, round(len(every) * SCALES[mode()]) if many is None else many)
+    step = -(-len(every) // wanted)
+    return list(every[seed() % step :: step]) or list(every[:1])
+
+
+def turn(name: str, of: int) -> bool:
+    """Whether this commit is the one of so many that runs a long test; only CI leaves any out."""
+    return mode() != "ci" or (seed() + zlib.crc32(name.encode())) % of == 0
+
+
+def commit() -> str:
+    """The hash of what is checked out; nothing where git does not know (an unpacked archive)."""
+    done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def seed_of(commit: str) -> int:
+    """The first seven digits of a hash, as a number; 0 for none."""
+    return int(commit[:7] or "0", 16)

@@ -1,0 +1,154 @@
+"""Counts, seeds, the parts of a night, and the page that is made from what they wrote."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import reliability
+from tests import counts, nightly
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture
+def chosen() -> Iterator[Any]:
+    """choose(mode, seed), undone afterwards."""
+    before = counts.mode(), counts.seed()
+    yield counts.choose
+    counts.choose(*before)
+
+
+def test_a_tenth_and_a_fiftieth(chosen: Any) -> None:
+    for mode, exact, fuzz, few in (
+        ("nightly", 20_000, 3_000, 40),
+        ("ci", 2_000, 150, 4),
+        ("quick", 400, 60, 1),
+    ):
+        chosen(mode, 3)
+        assert counts.count("exact") == len(counts.seeds("exact")) == exact
+        assert counts.count("fuzz networks") == fuzz
+        assert counts.count("disk full") == len(counts.some(range(40), counts.count("disk full"))) == few
+    with pytest.raises(KeyError):
+        counts.count("nothing of the kind")
+
+
+def test_seeds_follow_the_commit(chosen: Any) -> None:
+    assert counts.seed_of("0000010" + "f" * 33) == 16
+    assert counts.seed_of("") == 0
+    chosen("nightly", 1)
+    here = counts.seeds("exact", skip=5 * 20_000)
+    chosen("nightly", 2)
+    assert here[-1] < counts.seeds("exact")[0], "runs of different seeds share no case"
+
+
+def test_in_turns_everything_is_taken(chosen: Any) -> None:
+    taken = set[int]()
+    for seed in range(10):
+        chosen("ci", seed)
+        own = counts.some(range(96))
+        assert 9 <= len(own) <= 10
+        taken |= set(own)
+    assert taken == set(range(96))
+
+
+def test_long_tests_take_turns(chosen: Any) -> None:
+    when = dict[str, list[int]]()
+    for seed in range(30):
+        chosen("ci", seed)
+        for name in ("one", "another"):
+            when.setdefault(name, []).extend([seed] if counts.turn(name, 3) else [])
+    assert [len(own) for own in when.values()] == [10, 10]
+    for mode in ("nightly", "quick"):
+        chosen(mode, 0)
+        assert all(counts.turn(name, 3) for name in ("one", "another", "a third"))
+
+
+def test_parts_are_disjoint_whole_and_alike() -> None:
+    names = [f"tests/test_suite.py::test_suite[{i}]" for i in range(213)] + [
+        f"tests/test_x.py::test[{i}]" for i in range(700)
+    ]
+    of = nightly.dealt(names, 7)
+    assert set(of) == set(names)
+    assert nightly.dealt(names[::-1], 7) == of, "whatever order they are collected in"
+    load = [sum(nightly._seconds(n) for n in names if of[n] == part) for part in range(1, 8)]
+    assert max(load) - min(load) <= max(nightly.SECONDS.values())
+    for bad in ("0/3", "4/3", "3", "a/b", "-1/3"):
+        with pytest.raises(ValueError, match="k/n"):
+            nightly.fraction(bad)
+
+
+def test_a_run_says_its_seed_first_and_takes_its_part() -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "--collect-only",
+        "-p",
+        "no:cacheprovider",
+        "tests/test_house.py",
+    ]
+    asked = (["--seed", "77"], *(["--nightly", "--part", f"{k}/2"] for k in (1, 2)))
+    said = [
+        subprocess.run([*command, *more], cwd=ROOT, capture_output=True, text=True).stdout for more in asked
+    ]
+    assert said[0].startswith("seed 77, ci counts, commit ")
+    assert said[1].startswith(f"seed {counts.seed_of(counts.commit())}, nightly counts")
+    whole, first, second = ({line for line in text.splitlines() if "::" in line} for text in said)
+    assert first | second == whole != set(), "all of it"
+    assert not first & second
+
+
+def _line(part: str, **more: Any) -> dict[str, Any]:
+    tally = nightly.Tally()
+    tally.take("passed", "setup", [])
+    tally.take("passed", "call", [("ran", ("workspaces", 300)), ("other", 1)])
+    tally.take("failed", "call", [("ran", ("workspaces", 200))])
+    tally.take("passed", "call", [("ran", ("exact: direct", 20_000))])
+    tally.take("skipped", "setup", [("ran", ("fork", 200))])
+    return json.loads(json.dumps(tally.line("c" * 40, part) | {"changed": False} | more))  # type: ignore[no-any-return]
+
+
+def test_the_page_says_what_is_missing() -> None:
+    line = _line("1/2")
+    assert line["counts"] == {
+        "exact: direct": {"passed": 20_000, "failed": 0},
+        "workspaces": {"passed": 300, "failed": 200},
+    }
+    assert line["tests"] == {"passed": 2, "failed": 1, "skipped": 1}
+    page = reliability.page(
+        [_line("1/3", commit="d" * 40), line, line, {"kind": "soak", "hours": 12, "leaked_bytes": 0}], False
+    )
+    assert "1 of 2 parts" in page
+    assert "- part 2 of 2" in page
+    assert "| 300, 200 in tests that failed |" in page, "the same part twice is counted once"
+    assert "- workspaces: 200" in page
+    assert "- fork: 200" in page
+    assert "- exact: 20,000 for each of" in page, "one method is not all of them"
+    assert "## Soak\n\n| hours | leaked_bytes |\n|---|---|\n| 12 | 0 |" in page
+    assert "soak.png" not in page
+    assert "soak.png" in reliability.page([], True)
+    assert "No night has been run" in reliability.page([], False)
+
+
+def test_whatever_is_all_there_is_not_missing() -> None:
+    every = {f"{name}: {m}" if m else name: {"passed": counts.FULL[name], "failed": 0}
+             for name in reliability.WHAT for m in reliability.each(name) or ("",)}  # fmt: skip
+    page = reliability.page([_line("1/1", counts=every)], False)
+    assert page.rstrip().endswith("- nothing")
+    assert page.count("| all |") == len(reliability.WHAT)
+
+
+def test_a_line_is_appended(tmp_path: Path) -> None:
+    for part in ("1/2", "2/2"):
+        nightly.append(_line(part), tmp_path / "lines.jsonl")
+    assert [json.loads(one)["part"] for one in (tmp_path / "lines.jsonl").read_text().splitlines()] == [
+        "1/2",
+        "2/2",
+    ]
