@@ -264,6 +264,7 @@ FAULTS = (
     Fault("capture/onnx/quantized.py", "if r.file.readers(a[\"first\"]) != {\"DequantizeLinear\"}:", "if False:", "integers that someone reads are none", "tests/test_onnx.py::test_operators_by_onnx_own_tests"),
     Fault("capture/captured.py", "if type(value) is not type(example) or not same:", "if False:", "a number that was built in is not looked at", "tests/test_compile.py::test_numbers_beside_tensors"),
     Fault("saved/file.py", "    found = understood(network.graph, network.constants, example)\n", "    found = None\n", "a graph that makes no sense is let in", "tests/test_saved.py::test_a_graph_that_makes_no_sense_is_refused"),
+    Fault("ir/graph.py", "and args[1] >= 0", "", "a piece counted from the end is read elsewhere", "tests/test_attacks_files.py::test_a_hostile_model_is_refused[13b one counted from the end]"),
     Fault("disk.py", "if found.st_mode & 0o022 and not sticky:", "if False:", "code that others may write is run", "tests/test_attacks_files.py::test_10_code_that_others_could_have_written_is_not_run"),
     Fault("disk.py", "if found.st_uid not in (0, os.geteuid()):", "if False:", "another user's code is run", "tests/test_attacks_files.py::test_10_code_that_others_could_have_written_is_not_run"),
     Fault("disk.py", "os.O_CREAT | os.O_EXCL |", "os.O_CREAT |", "a file that stands at the scratch name is written to", "tests/test_attacks_files.py::test_12_a_link_at_the_scratch_name_is_not_followed"),

@@ -1,9 +1,4 @@
-"""Model files loaded and called, each in a child of its own that may take so much memory and time: python -m
-tests.limited FILE...
-
-Prints a JSON object for each file: what came of it, whether the tensor it was called with is still the same,
-and what it gave back.
-"""
+"""Model files loaded and called in a child that may take so much memory and time."""
 
 from __future__ import annotations
 
@@ -11,7 +6,6 @@ import json
 import os
 import resource
 import signal
-import sys
 import tempfile
 import warnings
 from collections.abc import Callable
@@ -102,18 +96,3 @@ def loaded(path: str, most_bytes: int = 16 << 20) -> dict[str, Any]:
     same = all(torch.equal(a, b) or a.isnan().any() for a, b in zip(before, after, strict=True))
     tensors = [t for t in given if isinstance(t, torch.Tensor) and t.dtype.is_floating_point]
     return {"kind": "valid", "unchanged": same, "gave": [t.flatten()[:8].tolist() for t in tensors]}
-
-
-def main() -> None:
-    import onnxruntime  # noqa: F401  before the limit: what is imported maps much and uses little
-    import torch
-
-    import aerogel  # noqa: F401
-
-    torch.relu(torch.empty(1, device="meta"))  # imports the rest of torch
-    for path in sys.argv[1:]:
-        print(json.dumps(apart(lambda path=path: loaded(path))), flush=True)  # type: ignore[misc]
-
-
-if __name__ == "__main__":
-    main()
