@@ -104,6 +104,13 @@ def _trained(texts: Texts, arrays: Any) -> None:
     _with(mean, flat, eight, norm)(texts, arrays)
 
 
+def _named(texts: Texts, _: Any) -> None:
+    """A plan's method is a module's name."""
+    texts["model"]["points"][0]["how"] = "contiguous"
+    for choice in texts["plan0"]["choices"]:
+        choice["config"] = "direct.cpu/" + choice["config"].partition("/")[2]
+
+
 def _loop() -> Any:
     info = helper.make_tensor_value_info
     body = helper.make_graph(
@@ -157,6 +164,7 @@ ATTACKS: dict[str, Callable[[Texts, Any], None]] = {
         _node("two", "aten.chunk.default", {"ref": "x"}, 3, 1),
         _node("bad", "getitem", {"ref": "two"}, -1),
     ),
+    "14 a module for a method": _named,
     "another device": _with(_node("bad", "aten.zeros.default", [4], device={"device": "cuda"})),
     "a text as a type": _with(_node("bad", "aten.zeros.default", [4], dtype={"dtype": "load"})),
 }  # fmt: skip

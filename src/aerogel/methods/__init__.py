@@ -26,6 +26,7 @@ from importlib import import_module
 from typing import Any, Protocol, cast
 
 from aerogel.codegen.cpu.abi import Kernel
+from aerogel.errors import InvalidFile
 from aerogel.ir.config import Config, Packed
 from aerogel.ir.conv import Conv, Pool
 from aerogel.ir.layout import Array, Layout
@@ -95,8 +96,15 @@ class GpuForm(Form, Protocol):
     def build(self, packed: Packed, conv: Conv, config: Config, pool: Pool | None = None) -> list[Any]: ...
 
 
+def _room(name: str, part: str = "") -> Any:
+    """A method's folder or a file of it. Names come from files too: no other module is ever imported."""
+    if name not in METHODS:
+        raise InvalidFile(f"'{name[:80]}' is no method: {', '.join(METHODS)} are")
+    return import_module(f"aerogel.methods.{name}{part}")
+
+
 def method(name: str) -> Method:
-    return cast(Method, import_module(f"aerogel.methods.{name}"))
+    return cast(Method, _room(name))
 
 
 def demands(config: Config) -> int:
@@ -111,8 +119,8 @@ def rounding(config: Config) -> tuple[str, int]:
 
 def cpu_form(name: str) -> CpuForm:
     """Loaded when asked for, so that kernels of ours need no torch."""
-    return cast(CpuForm, import_module(f"aerogel.methods.{name}.cpu"))
+    return cast(CpuForm, _room(name, ".cpu"))
 
 
 def gpu_form(name: str) -> GpuForm:
-    return cast(GpuForm, import_module(f"aerogel.methods.{name}.gpu"))
+    return cast(GpuForm, _room(name, ".gpu"))

@@ -25,6 +25,7 @@ from aerogel.ir.graph import Graph
 from aerogel.ir.plan import Plan
 from aerogel.ir.target import Gpu, short
 from aerogel.ir.tensors import TORCH, from_torch
+from aerogel.methods import method
 from aerogel.runtime.eager import bodies, forms
 from aerogel.runtime.graphmodel import GraphModel
 from aerogel.runtime.module import Compiled
@@ -152,6 +153,7 @@ def _restored(
     store: Any,
 ) -> Compiled:
     example = pytree.tree_leaves(captured.example)
+    names = tuple({method(choice.config.method).NAME for choice in plan.choices})
     network, _ = fused(captured)
     found = understood(network.graph, network.constants, example)
     if found is not None:
@@ -166,7 +168,6 @@ def _restored(
             raise InvalidFile(f"'{how[:80]}' is no way to run a model")
         return Compiled(model, None, plan, how, notes, bodies(model, dtype)[how], model.captured)
     backend = backend_of()
-    names = tuple({c.config.method for c in plan.choices})
     asked = Asked("off", None, names, backend, Store(store, backend), dtype, [])
     same = backend.suits(plan.target)
     if found is None and (dtype is not None or not same):
