@@ -1,9 +1,9 @@
 r"""A whole model: aerogel beside its opponents, interleaved in one run.
 
-    python benchmarks/run.py resnet50 --pattern ../shared/patterns/resnet50-90.npz \
+    python -m benchmarks.run resnet50 --pattern ../shared/patterns/resnet50-90.npz \
         --against torch,inductor,onnxruntime,openvino
-    python benchmarks/run.py unet --sparsity 0.9 --rounds 200 --json unet.json
-    python benchmarks/run.py resnet50 --pattern ../shared/patterns/resnet50-95.npz \
+    python -m benchmarks.run unet --sparsity 0.9 --rounds 200 --json unet.json
+    python -m benchmarks.run resnet50 --pattern ../shared/patterns/resnet50-95.npz \
         --dtype float16 --against openvino-int8
 
 `ratio.NAME` is the median over the rounds of opponent / aerogel, each round's pair taken one after the other;
@@ -17,7 +17,6 @@ import argparse
 import copy
 import json
 import os
-import sys
 import time
 from collections.abc import Callable, Mapping
 from datetime import date
@@ -30,12 +29,10 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
-
 import aerogel
 from aerogel.tune.measure import interleaved
-from benchmarks.models import MODELS, Call, example, make, prune, prune_pattern
-from benchmarks.opponents import OPPONENTS, outputs, prepare
+from benchmarks.harness.opponents import OPPONENTS, outputs, prepare
+from benchmarks.zoo.models import MODELS, Call, example, make, prune, prune_pattern
 
 QUANTILES = {"min": 0.0, "p25": 0.25, "p50": 0.5}
 
@@ -137,7 +134,7 @@ def compare(
         "ms": {n: {q: float(np.quantile(t, v)) / 1e3 for q, v in QUANTILES.items()} for n, t in
         times.items()}, "ratio": {n: float(np.median(r)) for n, r in ratios.items()} | {"fastest":
         float(np.median(ratios[fastest]))}, "interval": interval, "fastest": fastest, "absent": absent,
-        "rounds": rounds, "threads": threads, "compile_s": spent, "error": error, "how": fast.how,
+        "rounds": rounds, "threads": threads, "compile_s": spent, "error": error, "how": str(fast.how),
         "sparse_flops": sparse_share(fast), "plan": json.loads(fast.plan.to_json()), "target":
         str(fast.plan.target), "torch": torch.__version__,
     }  # fmt: skip
@@ -167,7 +164,7 @@ def network_error(
 
 def sparse_share(fast: aerogel.Compiled) -> float:
     """Share of the dense convolution FLOPs whose layers run on sparse kernels."""
-    total = sum(c.conv.dense_flops for c in fast.plan.choices) if fast.how in ("graph", "parts") else 0
+    total = sum(c.conv.dense_flops for c in fast.plan.choices) if fast.how.by != "torch" else 0
     return (
         sum(c.conv.dense_flops for c in fast.plan.choices if c.config.method != "dense") / total
         if total

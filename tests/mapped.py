@@ -15,7 +15,7 @@ from pathlib import Path
 
 from aerogel.codegen.cpu import llvm, rows
 from aerogel.codegen.cpu.abi import Code
-from aerogel.ir.dtypes import Dtypes
+from aerogel.ir import Dtypes
 
 SPAN, PAGE, TOP = 4 << 30, 4096, 0x7FFFFFFFF000
 _TAKEN, _AT = 0x4022, 0x100000  # MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, MAP_FIXED_NOREPLACE

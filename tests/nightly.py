@@ -2,8 +2,8 @@
 
     pytest --nightly --part 3/4        the third of four parts, at full counts
 
-Each part appends one line to benchmarks/results/reliability.jsonl; `python -m benchmarks.reliability` makes
-docs/reliability.md.
+Each part appends one line to benchmarks/results/reliability.jsonl, of which
+`python -m benchmarks.harness.reliability` makes docs/reliability.md.
 """
 
 from __future__ import annotations

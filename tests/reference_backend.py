@@ -13,13 +13,7 @@ from torch import Tensor
 from aerogel.backends import Backend, Runner
 from aerogel.capture import interpret
 from aerogel.capture.network import Network
-from aerogel.ir.config import Config, Packed
-from aerogel.ir.conv import Conv
-from aerogel.ir.graph import Node
-from aerogel.ir.layout import Array
-from aerogel.ir.plan import Plan
-from aerogel.ir.stats import Stats
-from aerogel.ir.target import Other
+from aerogel.ir import Array, Config, Conv, Node, Other, Packed, Plan, Stats
 from aerogel.reference import reference
 
 ABLE = ("dense", "direct")

@@ -18,7 +18,7 @@ from aerogel.tune import store
         (abi, "POINTERS", ("y", "x", "residual", "bias", "scratch")),
         (target, "VECTOR_BYTES", {**target.VECTOR_BYTES, "avx512": 32}),
         (dtypes, "ITEM_BYTES", {**dtypes.ITEM_BYTES, "bf16": 4}),
-        (conv, "NUMBERED", ("leaky",)),
+        (conv, "NUMBERED", ("leaky_relu",)),
         (conv, "ACTIVATIONS", conv.ACTIVATIONS[1:]),
     ],
 )

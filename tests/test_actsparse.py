@@ -17,12 +17,9 @@ import aerogel
 from aerogel.backends import watch
 from aerogel.backends.cpu import threads as pool
 from aerogel.backends.cpu.trial import built, rotating
+from aerogel.codegen.cpu.abi import native
 from aerogel.errors import InvalidFile
-from aerogel.ir.config import Config
-from aerogel.ir.conv import Conv
-from aerogel.ir.plan import Plan, Timing
-from aerogel.ir.stats import Idle, Stats
-from aerogel.ir.target import Target, here_levels, host
+from aerogel.ir import Config, Conv, Idle, Plan, Stats, Target, Timing, Tried, here_levels, host
 from aerogel.methods.actsparse import cpu as actsparse
 from aerogel.methods.dense import cpu as dense
 from aerogel.reference import reference
@@ -102,8 +99,8 @@ def test_active_windows_are_counted() -> None:
     x[:] = 1
     x[:, 2:] = 0
     config = Config.make("actsparse", filters=8, width=1, vectors=4, chunk=256, channels=8, groups=1)
-    kernels, reads, writes = built(conv, config, weight, replace(host().lower("generic"), threads=1))
-    rotating(kernels, conv, reads, writes, x, bias, 1, 1)()
+    kernels = native(built(conv, config, weight, replace(host().lower("generic"), threads=1)))
+    rotating(kernels, conv, x, bias, 1, 1)()
     counts = kernels[0].counts
     assert counts is not None
     active, seen = counts.reshape(-1, 8).sum(0)[:2]
@@ -124,7 +121,7 @@ def _planned(model: nn.Module, x: torch.Tensor, most: float) -> aerogel.Compiled
         weight = np.ones(choice.conv.weight_shape, np.float32)
         config = next(actsparse.configs(choice.conv, found.target, Stats.of(weight, IDLE)))
         other = next(dense.configs(choice.conv, found.target, Stats.of(weight)))
-        tried = ((config, timing), (other, timing))
+        tried = (Tried(config, timing), Tried(other, timing))
         choices.append(replace(choice, config=config, tried=tried, idle=IDLE, limit=most))
     return aerogel.compile(model, x, plan=replace(found, choices=tuple(choices)))
 

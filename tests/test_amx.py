@@ -12,10 +12,7 @@ import pytest
 from aerogel.codegen.cpu import amx, blocks, llvm
 from aerogel.codegen.cpu.abi import Code
 from aerogel.errors import PlanMismatch
-from aerogel.ir.conv import Conv
-from aerogel.ir.dtypes import Dtypes
-from aerogel.ir.stats import Stats
-from aerogel.ir.target import Target, here_levels, host
+from aerogel.ir import Conv, Dtypes, Stats, Target, here_levels, host
 from aerogel.methods import CpuForm
 from aerogel.methods.blockgemm import cpu as blockgemm
 from aerogel.methods.tilewise import cpu as tilewise

@@ -25,7 +25,7 @@ import aerogel
 from aerogel import disk
 from aerogel.codegen.cpu import llvm
 from aerogel.codegen.cpu.abi import Code
-from aerogel.ir.target import host
+from aerogel.ir import host
 from aerogel.saved import container
 from tests.hostile import array, node
 from tests.limited import apart, loaded

@@ -57,7 +57,7 @@ def test_compiled_answers_are_the_boosted_models(model: Faint, inputs: list[Tens
     boosted = aerogel.boost(model, inputs).model
     fast = aerogel.compile(boosted, (inputs[0],), calibration=inputs, tune="off", methods=("direct", "dense"))
     assert fast.network is not None
-    assert [c.activation for n in fast.network.convs() if (c := n.conv)] == ["above", None]
+    assert [c.activation for n in fast.network.convs() if (c := n.conv)] == ["threshold", None]
     with torch.no_grad():
         torch.testing.assert_close(fast(inputs[1]), boosted(inputs[1]))
 

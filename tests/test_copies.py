@@ -12,9 +12,7 @@ from aerogel.backends.cpu.lower.convert import convert
 from aerogel.capture.nodes import pooling_of
 from aerogel.codegen.cpu.abi import Kernel
 from aerogel.errors import PlanMismatch
-from aerogel.ir.graph import Node, Ref
-from aerogel.ir.layout import Array, Layout
-from aerogel.ir.target import here_levels, host
+from aerogel.ir import Array, Layout, Node, Ref, here_levels, host
 from tests import counts
 from tests.suite.guard import Guarded
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import reliability
+from benchmarks.harness import reliability
 from tests import counts, nightly
 
 ROOT = Path(__file__).parent.parent

@@ -7,10 +7,7 @@ import pytest
 import torch
 
 from aerogel.errors import InvalidFile
-from aerogel.ir.config import Config, Packed
-from aerogel.ir.conv import Conv
-from aerogel.ir.stats import Stats
-from aerogel.ir.target import host
+from aerogel.ir import Config, Conv, Packed, Stats, host
 from aerogel.ir.tensors import private_ops
 from aerogel.methods.dense import cpu as dense
 from tests.conftest import Hidden
@@ -81,8 +78,7 @@ def test_a_private_operator_that_fails_gives_way_to_the_plain_one(monkeypatch: p
     weight = np.ones(conv.weight_shape, np.float32)
     config = Config.make("dense", channels_last=1, prepacked=1)
     reads, writes = dense.layouts(conv, config, host(), (0, 0, 0, 0))
-    (kernel,) = dense.build(dense.pack(weight, conv, config), conv, config, host(), reads, writes)
-    assert kernel.call is not None
+    kernel = dense.build(dense.pack(weight, conv, config), conv, config, host(), reads, writes)
     x, bias, residual = torch.randn(1, 4, 8, 8), torch.randn(4), torch.randn(1, 4, 8, 8)
     wanted = torch.relu(torch.conv2d(x, torch.from_numpy(weight), bias, padding=1) + residual)
     for _ in range(2):

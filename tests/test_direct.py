@@ -8,11 +8,7 @@ import numpy as np
 import pytest
 
 from aerogel.errors import InvalidFile, PlanMismatch, ShapeError
-from aerogel.ir.config import Config, Packed
-from aerogel.ir.conv import Conv
-from aerogel.ir.layout import Array
-from aerogel.ir.stats import Stats
-from aerogel.ir.target import Target, host
+from aerogel.ir import Array, Config, Conv, Packed, Stats, Target, host
 from aerogel.methods.direct import cpu as direct
 
 CONV = Conv.parse("n1c8h6w6k6r3s3u1p1")

@@ -19,7 +19,7 @@ import pytest
 import aerogel
 from aerogel import disk
 from aerogel.backends.cpu.backend import Cpu
-from aerogel.ir.target import host
+from aerogel.ir import host
 from aerogel.tune.store import Store, mask_digest
 from tests import counts
 from tests.limited import apart

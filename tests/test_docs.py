@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 import aerogel
-from benchmarks import reliability
-from benchmarks.readme import written
+from benchmarks.harness import reliability
+from benchmarks.harness.readme import written
 from tests import counts
 
 ROOT = Path(__file__).parent.parent
@@ -23,38 +23,39 @@ ROOT = Path(__file__).parent.parent
 
 def test_readme_tables_are_generated() -> None:
     text = (ROOT / "README.md").read_text()
-    assert written(text) == text, "run python benchmarks/readme.py"
+    assert written(text) == text, "run python -m benchmarks.harness.readme"
     modelled = (ROOT / "docs" / "gpu.md").read_text()
-    assert written(modelled) == modelled, "run python benchmarks/readme.py"
+    assert written(modelled) == modelled, "run python -m benchmarks.harness.readme"
 
 
 def test_the_page_on_reliability_is_generated() -> None:
-    assert reliability.PAGE.read_text() == reliability.written(), "run python -m benchmarks.reliability"
+    assert reliability.PAGE.read_text() == reliability.written(), "python -m benchmarks.harness.reliability"
 
 
 BENCHMARKS = (
     "run",
-    "promises",
-    "layers",
-    "limits",
-    "fashion",
-    "tilewise",
-    "blockgemm",
-    "actsparse",
-    "pooling",
-    "activity",
-    "gpu",
-    "gpu_facts",
-    "gpu_triton",
+    "harness.promises",
+    "experiments.layers",
+    "experiments.limits",
+    "experiments.fashion",
+    "experiments.fit",
+    "experiments.tilewise",
+    "experiments.blockgemm",
+    "experiments.actsparse",
+    "experiments.pooling",
+    "experiments.activity",
+    "experiments.gpu",
+    "experiments.gpu_facts",
+    "experiments.gpu_triton",
 )
 
 
 @pytest.mark.parametrize("name", BENCHMARKS if counts.mode() == "nightly" else counts.some(BENCHMARKS, 4))
 def test_every_benchmark_says_how_it_is_called(name: str) -> None:
-    command = [sys.executable, str(ROOT / "benchmarks" / f"{name}.py"), "--help"]
-    said = subprocess.run(command, capture_output=True, text=True)
+    command = [sys.executable, "-m", f"benchmarks.{name}", "--help"]
+    said = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert said.returncode == 0, said.stderr
-    assert f"python benchmarks/{name}.py" in said.stdout
+    assert f"python -m benchmarks.{name}" in said.stdout
 
 
 def _contract() -> dict[str, ast.arguments]:
@@ -124,7 +125,7 @@ def test_the_benchmark_runs_on_one_layer(tmp_path: Path) -> None:
         pattern = _made(tmp_path)
     command: list[str | Path] = [
         sys.executable,
-        "benchmarks/layers.py",
+        "benchmarks/experiments/layers.py",
         "--pattern",
         pattern,
         "--only",

@@ -6,16 +6,12 @@ import numpy as np
 import pytest
 
 from aerogel.backends.cpu import threads as pool
-from aerogel.ir.config import Config
-from aerogel.ir.conv import Conv
-from aerogel.ir.dtypes import NUMPY, Dtypes
-from aerogel.ir.layout import Array
-from aerogel.ir.target import Target, here_levels, host
+from aerogel.ir import NUMPY, Array, Config, Conv, Dtypes, Target, from_float64, here_levels, host
 from aerogel.methods.direct import cpu as direct
-from aerogel.reference import activate, from_float64
+from aerogel.reference import activate
 
 TARGETS = [host().lower(isa) for isa in here_levels()]
-ULPS = {"relu": 0, "relu6": 0, "leaky0.1": 0.5, "above0.25": 0, "silu": 4, "hardswish": 4}
+ULPS = {"relu": 0, "relu6": 0, "leaky_relu0.1": 0.5, "threshold0.25": 0, "silu": 4, "hardswish": 4}
 
 
 def _through(x: Array, epilogue: tuple[str, ...], target: Target, output: str = "f32") -> Array:

@@ -13,10 +13,7 @@ import torch
 from torch import nn
 
 import aerogel
-from aerogel.ir.config import Config
-from aerogel.ir.conv import Conv
-from aerogel.ir.plan import Choice, Plan, Timing
-from aerogel.ir.target import host
+from aerogel.ir import EAGER, GRAPH, Choice, Config, Conv, Plan, Timing, Tried, host
 from aerogel.report.explain import Report
 from aerogel.runtime.module import Compiled
 
@@ -121,8 +118,9 @@ def test_nothing_to_speed_up() -> None:
 
 def _timed(sparsity: float, dense_us: float, direct_us: float) -> Choice:
     dense, direct = Config.make("dense"), Config.make("direct")
-    tried = (dense, Timing.of([dense_us], [dense_us])), (direct, Timing.of([direct_us], [dense_us]))
-    return Choice("a", "a", Conv(4, 4), dense, sparsity, tried=tried)
+    timings = Timing.of([dense_us], [dense_us]), Timing.of([direct_us], [dense_us])
+    tried = Tried(dense, timings[0]), Tried(direct, timings[1])
+    return Choice("a", "a", Conv(4, 4), dense, sparsity=sparsity, tried=tried)
 
 
 @pytest.mark.parametrize(
@@ -130,14 +128,12 @@ def _timed(sparsity: float, dense_us: float, direct_us: float) -> Choice:
 )
 def test_what_was_timed_and_lost(sparsity: float, says: str) -> None:
     plan = Plan(host(), (_timed(sparsity, 10, 20),), Timing.of([1.0], [1.0]))
-    assert says in aerogel.explain(Compiled(net(), None, plan, "contiguous")).headline
+    assert says in aerogel.explain(Compiled(net(), None, plan, EAGER)).headline
 
 
 def test_answers_that_differed_are_not_called_slow() -> None:
-    note = "its answers differed from torch's on the example, so torch runs the model: please report this"
-    said = aerogel.explain(
-        Compiled(net(), None, Plan(host(), (_timed(0.9, 10, 20),)), "contiguous", (note,))
-    ).headline
+    plan = Plan(host(), (_timed(0.9, 10, 20),), differed="its answers differed from torch's on the example")
+    said = aerogel.explain(Compiled(net(), None, plan, EAGER)).headline
     assert "answers differed" in said
     assert "faster" not in said
 
@@ -146,7 +142,7 @@ def test_a_speedup_is_only_said_where_one_was_timed(small: Any) -> None:
     _, fast, _ = small
     assert fast.plan.model is None
     assert "x over" not in aerogel.explain(fast).headline
-    timed = Compiled(fast.original, fast.network, replace(fast.plan, model=Timing.of([1.0], [2.0])), "graph")
+    timed = Compiled(fast.original, fast.network, replace(fast.plan, model=Timing.of([1.0], [2.0])), GRAPH)
     assert aerogel.explain(timed).headline.startswith("2.00x over the faster torch layout; ")
 
 

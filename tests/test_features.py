@@ -12,9 +12,7 @@ from torch import nn
 import aerogel
 from aerogel.backends.cpu import threads as pool
 from aerogel.backends.cpu.lower import features
-from aerogel.ir.conv import Conv
-from aerogel.ir.layout import Layout
-from aerogel.ir.target import here_levels, host
+from aerogel.ir import Conv, Layout, here_levels, host
 from tests.small_models import right, runs, sparse
 
 

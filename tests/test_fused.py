@@ -16,14 +16,9 @@ import aerogel
 from aerogel.backends.cpu import threads as pool
 from aerogel.backends.cpu.lower import fused, pooling
 from aerogel.capture.nodes import pairs
-from aerogel.codegen.cpu.abi import Kernel
-from aerogel.ir.conv import Conv, Pool
-from aerogel.ir.dtypes import NUMPY, Dtypes
-from aerogel.ir.layout import Layout
-from aerogel.ir.plan import Plan
-from aerogel.ir.target import host
+from aerogel.codegen.cpu.abi import Kernel, native
+from aerogel.ir import NUMPY, Conv, Dtypes, Layout, Plan, Pool, from_float64, host
 from aerogel.methods import cpu_form
-from aerogel.reference import from_float64
 from tests.small_models import right, runs
 from tests.suite.guard import Guarded
 from tests.suite.run import worth_it
@@ -39,7 +34,7 @@ def _case(rng: np.random.Generator) -> tuple[Conv, Pool, tuple[int, int, int, in
         n, c, k, h, w = (
             int(rng.integers(low, high)) for low, high in ((1, 3), (1, 9), (1, 20), (5, 40), (5, 40))
         )
-        epilogue = (("bias", "relu"), (), ("bias", "leaky0.5"))[int(rng.integers(3))]
+        epilogue = (("bias", "relu"), (), ("bias", "leaky_relu0.5"))[int(rng.integers(3))]
         kinds = Dtypes() if rng.random() < 0.7 else Dtypes.of("bf16")
         conv = Conv(
             c, k, r, r, (stride, stride), (r // 2,) * 4, dtypes=kinds, epilogue=epilogue, n=n, h=h, w=w
@@ -76,7 +71,7 @@ def test_the_same_bits_as_apart(name: str) -> None:
         if together is None:
             continue
         joined += 1
-        two = [*module.build(packed, conv, config, target, reads, writes)]
+        two = native(module.build(packed, conv, config, target, reads, writes))
         second = pooling.kernel(pooled, conv.y_shape, shape, writes, after, target)
         bias, answers = rng.integers(-4, 5, conv.k).astype(np.float32), []
         for back in (False, True):

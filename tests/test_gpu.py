@@ -21,17 +21,15 @@ from aerogel.backends.gpu.layer import Layer
 from aerogel.backends.gpu.opencl import OpenCL
 from aerogel.codegen.gpu import cost, nvrtc
 from aerogel.errors import InvalidFile
-from aerogel.ir.conv import Conv, Pool
-from aerogel.ir.dtypes import Dtypes
-from aerogel.ir.stats import Idle, Stats
-from aerogel.ir.target import Gpu
+from aerogel.ir import Conv, Dtypes, Gpu, Idle, Pool, Stats
 from aerogel.methods import gpu_form
 from aerogel.methods.actsparse import gpu as actsparse
 from aerogel.methods.direct import gpu as direct
 from aerogel.methods.stridepack import gpu as stridepack
 from aerogel.methods.stridepack import spf
-from benchmarks import gpu_facts, gpu_triton, patterns, sass
-from benchmarks.sim import write
+from benchmarks.experiments import gpu_facts, gpu_triton, sass
+from benchmarks.experiments.sim import write
+from benchmarks.zoo import patterns
 from tests import counts
 from tests.suite.gpu import sweep
 

@@ -15,25 +15,29 @@ from torch import Tensor, nn
 
 import aerogel
 from aerogel.backends.cpu import threads as pool
-from aerogel.backends.cpu.backend import Cpu
 from aerogel.backends.cpu.lower import features, pooling
 from aerogel.backends.cpu.lower.convert import convert
-from aerogel.backends.cpu.trial import output
 from aerogel.capture.half import Half, halved
 from aerogel.capture.nodes import pooling_of
 from aerogel.errors import AerogelError
-from aerogel.ir.config import Config
-from aerogel.ir.conv import Conv
-from aerogel.ir.dtypes import NUMPY, Dtypes
-from aerogel.ir.graph import Graph, Node, Ref
-from aerogel.ir.layout import Layout
-from aerogel.ir.plan import Choice, Plan, Timing
-from aerogel.ir.stats import Stats
-from aerogel.ir.target import Target, here_levels, host
+from aerogel.ir import (
+    Conv,
+    Dtypes,
+    Graph,
+    Layout,
+    Node,
+    Plan,
+    Ref,
+    Stats,
+    Target,
+    from_float64,
+    here_levels,
+    host,
+    to_float64,
+)
 from aerogel.methods import cpu_form
-from aerogel.reference import from_float64, reference, to_float64
+from aerogel.reference import reference
 from aerogel.runtime.eager import InType, bodies
-from aerogel.tune.error import accurate
 from tests.small_models import Fancy, Looping, Small, runs, sparse
 
 HALVES = [torch.float16, torch.bfloat16]
@@ -93,7 +97,7 @@ def test_timed_compile_in_half_is_close_and_replays(small: Any, tmp_path: Any) -
     again = aerogel.compile(small, x, dtype=torch.float16, tune=0.5, store=tmp_path)
     assert "from the store" in str(aerogel.explain(again))
     replayed = aerogel.compile(small, x, dtype=torch.float16, plan=Plan.from_json(fast.plan.to_json()))
-    if fast.how == "graph":
+    if str(fast.how) == "graph":
         assert torch.equal(fast(x), replayed(x))
         assert torch.equal(fast(x), again(x))
     assert all(c.conv.dtypes.input == "f16" for c in fast.plan.choices)
@@ -179,7 +183,7 @@ class Widened(nn.Module):
 def test_pieces_of_a_cast() -> None:
     model, x = sparse(Widened()), torch.randn(1, 3, 12, 20)
     fast = aerogel.compile(model, x, tune="off")
-    assert fast.how == "graph"
+    assert str(fast.how) == "graph"
     assert (fast(x) - model(x)).abs().max() < 1e-2
     assert {c.conv.dtypes.input for c in fast.plan.choices} == {"f16", "f32"}
 
@@ -197,13 +201,16 @@ def test_what_half_cannot_be_is_said() -> None:
 def test_every_form_of_torch_is_beside_ours() -> None:
     model, x = sparse(Small()), torch.randn(1, 3, 64, 64)
     forms = bodies(model, torch.bfloat16)
-    assert list(forms) == ["contiguous", "channels_last", "contiguous bfloat16", "channels_last bfloat16"]
+    assert list(map(str, forms)) == [
+        "contiguous",
+        "channels_last",
+        "contiguous bfloat16",
+        "channels_last bfloat16",
+    ]
     assert {f(x).dtype for f in forms.values()} == {torch.float32}
-    assert (
-        list(bodies(model, None))
-        == list(bodies(model.to(torch.bfloat16), torch.bfloat16))
-        == ["contiguous", "channels_last"]
-    )
+    own = bodies(model.to(torch.bfloat16), torch.bfloat16)
+    assert list(bodies(model, None)) == list(own)
+    assert list(map(str, own)) == ["contiguous", "channels_last"]
 
 
 def test_casts_stand_once_where_types_meet() -> None:
@@ -328,20 +335,6 @@ def test_a_dense_head_in_half(kind: str, isa: str) -> None:
         assert writes.dirty_border(yb, conv.y_shape) == 0
 
 
-def _choice(*configs: Config) -> tuple[Choice, Node, Any, dict[str, Tensor]]:
-    """A layer whose long rows lose much when they are summed in fp16: products that nearly cancel."""
-    torch.manual_seed(0)
-    weight, x = torch.randn(8, 512, 1, 1), torch.rand(1, 512, 6, 6) + 1
-    weight -= weight.mean(1, keepdim=True)
-    node = Node("y", "conv", (Ref("x"), Ref("w")), {}, Conv(512, 8), "layer")
-    conv = Conv(512, 8, dtypes=Dtypes("f16", "f16", "f16", "f16"), n=1, h=6, w=6)
-    tried = tuple(
-        (config, Timing(1.0 + i, 1.0 + i, 1.0 + i, 9, 1.5, 1.5)) for i, config in enumerate(configs)
-    )
-    values = {"x": x, "w": weight, "y": F.conv2d(x, weight)}
-    return Choice("layer", "y", conv, configs[0], 0.0, "", tried), node, weight.half().numpy(), values
-
-
 def test_only_short_rows_are_summed_in_fp16() -> None:
     able = Target("avx512", ("avx512fp16",))
     for name, (density, most) in product(("direct", "stridepack"), ((0.1, 512), (0.5, 128), (1.0, 64))):
@@ -351,40 +344,3 @@ def test_only_short_rows_are_summed_in_fp16() -> None:
             channels = {config["channels"] for config in cpu_form(name).configs(conv, able, stats)}
             assert max(channels) == longest or name == "stridepack"  # its tile must fit L1 as well
             assert max(channels) <= longest
-
-
-@pytest.mark.skipif("avx512fp16" not in host().extras, reason="sums in fp16 need its arithmetic")
-def test_rows_too_long_for_fp16_lose_their_place() -> None:
-    long, short = (
-        Config.make("direct", vectors=1, channels=c, groups=1, ahead=0, aligned=0) for c in (512, 8)
-    )
-    dense = Config.make("dense", channels_last=0, prepacked=0)
-    choice, node, weight, values = _choice(long, short, dense)
-    kept = accurate(Cpu(host()), choice, node, weight, [values])
-    assert kept is not None
-    assert kept.config == short
-    assert [c for c, _ in kept.tried] == [short, dense]
-    assert any("dense bf16" in why for name, why in kept.refused if name == "direct")
-    wild = {**values, "x": values["x"] * 1e5, "y": values["y"] * 1e5}
-    # x itself is beyond fp16
-    assert accurate(Cpu(host()), choice, node, weight, [values, wild]) is None
-
-
-def test_one_run_of_a_configuration_is_the_layer() -> None:
-    rng = np.random.default_rng(0)
-    for text in ("n1c8h9w9k6r3s3u1p1:bf16+bias+add+relu", "n2c8h9w9k6r3s3u2p1:bf16+bias"):
-        conv = Conv.parse(text)
-        weight, x, beside = (
-            rng.integers(-2, 3, s).astype(np.float64) for s in (conv.weight_shape, conv.x_shape, conv.y_shape)
-        )
-        bias, residual = torch.randint(-3, 3, (conv.k,)).float(), torch.from_numpy(beside).float()
-        for config in (
-            Config.make("direct", vectors=2, channels=4, groups=2, ahead=0, aligned=0),
-            Config.make("dense", channels_last=1, prepacked=0),
-        ):
-            got = output(
-                host(), conv, config, from_float64(weight, "bf16"), x.astype(np.float32), bias, residual
-            )
-            wanted = reference(x, weight, conv, bias.double().numpy(), beside)
-            assert np.array_equal(got, to_float64(from_float64(wanted, "bf16"), "bf16"))
-    assert NUMPY["bf16"] == np.uint16

@@ -18,8 +18,7 @@ import pytest
 from aerogel.codegen.cpu import llvm, rows, segment, sums
 from aerogel.codegen.cpu.abi import Code
 from aerogel.errors import PlanMismatch
-from aerogel.ir.dtypes import Dtypes
-from aerogel.ir.target import Target, features, here_levels, host
+from aerogel.ir import Dtypes, Target, features, here_levels, host
 from tests import counts
 
 CODE = rows.RowsCode("generic", Dtypes(), 1)

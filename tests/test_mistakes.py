@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 import aerogel
 from aerogel import AerogelError, InvalidFile, ShapeError
+from aerogel.ir import EAGER
 from aerogel.runtime.module import Compiled
 
 X = torch.randn(1, 3, 16, 16, generator=torch.Generator().manual_seed(0))
@@ -45,7 +46,7 @@ def compiled(how: str) -> Compiled:
     fast = aerogel.compile(net(), X, tune="off")
     if how == "graph":
         return fast
-    return Compiled(fast.original, None, fast.plan, "contiguous", (), None, fast.captured)
+    return Compiled(fast.original, None, fast.plan, EAGER, (), None, fast.captured)
 
 
 @pytest.fixture(scope="module", params=["graph", "torch"])

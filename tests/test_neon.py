@@ -14,16 +14,13 @@ import numpy as np
 import pytest
 
 from aerogel.codegen.cpu import blocks, lists, llvm, rows, tiles
-from aerogel.codegen.cpu.abi import POINTERS, Kernel
-from aerogel.ir.conv import Conv
-from aerogel.ir.dtypes import NUMPY, Dtypes
-from aerogel.ir.layout import Array
-from aerogel.ir.target import Target
+from aerogel.codegen.cpu.abi import POINTERS, Kernel, native
+from aerogel.ir import NUMPY, Array, Conv, Dtypes, Target
 from aerogel.methods import cpu_form
 from tests import counts
+from tests.suite import sweep
 from tests.suite.cases import _EXACT, _HALF, _REAL, Case, case
 from tests.suite.run import Expected, worth_it
-from tests.suite.sweep import native
 
 NEON = Target("neon", ("fp16",), threads=2)
 SAMPLED = ("exact", "real", "half")
@@ -52,7 +49,7 @@ def test_every_kernel_has_a_neon_form(dtypes: Dtypes) -> None:
 )
 @pytest.mark.parametrize(
     ("name", "kind", "number"),
-    list(product(native(), SAMPLED, range(counts.count("neon", 1 / len(SAMPLED))))),
+    list(product(sweep.native(), SAMPLED, range(counts.count("neon", 1 / len(SAMPLED))))),
 )
 def test_a_sample_runs_right_under_qemu(
     name: str,
@@ -104,7 +101,8 @@ def _kernel(name: str, one: Case) -> Kernel:
     points = list(module.configs(one.conv, NEON, worth_it(one.weight)))
     config = points[int(one.pick * len(points))]
     reads, writes = module.layouts(one.conv, config, NEON, one.border)
-    (kernel,) = module.build(module.pack(one.weight, one.conv, config), one.conv, config, NEON, reads, writes)
+    packed = module.pack(one.weight, one.conv, config)
+    (kernel,) = native(module.build(packed, one.conv, config, NEON, reads, writes))
     return replace(kernel)
 
 

@@ -11,15 +11,28 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aerogel.errors import AerogelError, InvalidFile, ShapeError, UnsupportedModel
-from aerogel.ir.config import Config
-from aerogel.ir.conv import Conv
-from aerogel.ir.dtypes import Dtypes
-from aerogel.ir.graph import Graph, Node, Ref, Special
-from aerogel.ir.layout import Layout
-from aerogel.ir.plan import Choice, Plan, Timing
-from aerogel.ir.stats import Stats
-from aerogel.ir.target import EXTRAS, VECTOR_BYTES, Target, host
+from aerogel.errors import AerogelError, InvalidArgument, InvalidFile, ShapeError, UnsupportedModel
+from aerogel.ir import (
+    EXTRAS,
+    VECTOR_BYTES,
+    Beside,
+    Choice,
+    Config,
+    Conv,
+    Dtypes,
+    Graph,
+    Layout,
+    Node,
+    Plan,
+    Ref,
+    Refusal,
+    Special,
+    Stats,
+    Target,
+    Timing,
+    Tried,
+    host,
+)
 
 small = st.integers(1, 9)
 kinds = st.sampled_from(["f32", "f16", "bf16"])
@@ -29,9 +42,9 @@ epilogues = st.sampled_from(
         ("bias",),
         ("bias", "add", "relu"),
         ("silu", "add"),
-        ("leaky0.1",),
-        ("bias", "above0.25"),
-        ("bias", "leaky1e-05"),
+        ("leaky_relu0.1",),
+        ("bias", "threshold0.25"),
+        ("bias", "leaky_relu1e-05"),
     ]
 )
 
@@ -94,7 +107,7 @@ def test_any_text_parses_or_is_refused(text: str) -> None:
     ],
 )
 def test_bad_convs_say_why(text: str, says: str) -> None:
-    with pytest.raises((ShapeError, InvalidFile), match=says.replace("^", r"\^")):
+    with pytest.raises((ShapeError, InvalidArgument), match=says.replace("^", r"\^")):
         Conv.parse(text)
 
 
@@ -264,6 +277,11 @@ def test_graph_refuses_what_cannot_run(path: str, value: object, says: str) -> N
         Graph.from_json(json.dumps(damaged))
 
 
+def test_names_of_earlier_versions_are_read() -> None:
+    for old, now in (("leaky-0.1", "leaky_relu-0.1"), ("above0.25", "threshold0.25")):
+        assert Conv.parse(f"c3k4r1s1u1p0+bias+{old}") == Conv.parse(f"c3k4r1s1u1p0+bias+{now}")
+
+
 def test_plan_round_trips() -> None:
     timing = Timing.of([10.0, 11.0, 12.0], [20.0, 22.0, 24.0])
     assert (timing.min_us, timing.p50_us, timing.ratio_p25, timing.rounds) == (10.0, 11.0, 2.0, 3)
@@ -273,15 +291,15 @@ def test_plan_round_trips() -> None:
         "conv2d",
         Conv.parse("c3k8r3s3u1p1"),
         config,
-        0.9,
-        "why",
-        ((config, timing),),
-        (("tilewise", "no tiles"),),
-        timing,
+        sparsity=0.9,
+        reason="why",
+        tried=(Tried(config, timing),),
+        refused=(Refusal("tilewise", "no tiles"),),
+        in_network=timing,
     )
-    plan = Plan(host(), (choice,), timing)
+    plan = Plan(host(), (choice,), timing, onnxruntime=Beside(30.0, 10.0), differed="at other sizes")
     assert Plan.from_json(plan.to_json()) == plan
     with pytest.raises(InvalidFile):
         Plan.from_json(plan.to_json().replace("vectors=7", "vectors=x"))
-    with pytest.raises(InvalidFile, match="at least one round"):
+    with pytest.raises(InvalidArgument, match="at least one round"):
         Timing.of([], [])

@@ -14,9 +14,8 @@ import pytest
 import torch
 
 from aerogel.backends.cpu import threads as pool
-from aerogel.ir.config import Config
-from aerogel.ir.conv import Conv
-from aerogel.ir.target import host
+from aerogel.codegen.cpu.abi import native
+from aerogel.ir import Config, Conv, host
 from aerogel.methods import cpu_form
 from aerogel.methods.direct import cpu as direct
 from aerogel.reference import reference
@@ -76,7 +75,9 @@ def test_a_thread_writes_no_other_threads_scratch(name: str) -> None:
     used = 0
     for config in module.configs(CONV, host(), worth_it(weight)):
         reads, writes = module.layouts(CONV, config, host(), (0, 0, 0, 0))
-        (kernel,) = module.build(module.pack(weight, CONV, config), CONV, config, host(), reads, writes)
+        (kernel,) = native(
+            module.build(module.pack(weight, CONV, config), CONV, config, host(), reads, writes)
+        )
         if not kernel.scratch_bytes or used == 12:
             continue
         xb, yb = (
@@ -145,6 +146,7 @@ _CHILDREN = """
 import os, signal, sys, torch
 from torch import nn
 import aerogel
+from aerogel.ir.way import Way
 from tests.small_models import Small, sparse
 
 torch.set_num_threads(2)
@@ -166,7 +168,7 @@ class Both(nn.Module):
 
 model = sparse(Both())
 fast = aerogel.compile(model, torch.randn(1, 8, 48, 48), tune="off")
-eager = aerogel.Compiled(model, None, fast.plan, "contiguous", (), None, fast.captured)
+eager = aerogel.Compiled(model, None, fast.plan, Way("torch"), (), None, fast.captured)
 new = torch.randn(2, 8, 64, 56)
 with torch.no_grad():
     wanted = model(new)

@@ -9,15 +9,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from aerogel.ir.conv import Conv
-from aerogel.reference import activate, bound, convolve, from_float64, reference, to_float64
+from aerogel.ir import Conv, from_float64, to_float64
+from aerogel.reference import activate, bound, convolve, reference
 from tests.suite.cases import case
 
 ACTIVATE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "relu": F.relu,
     "relu6": F.relu6,
-    "above0.3": lambda v: F.threshold(v, float(np.float32(0.3)), 0.0),
-    "leaky0.1": lambda v: F.leaky_relu(v, float(np.float32(0.1))),
+    "threshold0.3": lambda v: F.threshold(v, float(np.float32(0.3)), 0.0),
+    "leaky_relu0.1": lambda v: F.leaky_relu(v, float(np.float32(0.1))),
     "silu": F.silu,
     "hardswish": F.hardswish,
 }

@@ -6,10 +6,7 @@ import numpy as np
 import pytest
 
 from aerogel.backends.cpu.lower.arena import Touch, place
-from aerogel.ir.config import Config
-from aerogel.ir.conv import Conv
-from aerogel.ir.graph import Graph, Node, Ref
-from aerogel.ir.plan import Choice, Timing
+from aerogel.ir import Choice, Config, Conv, Graph, Node, Ref, Timing, Tried
 from aerogel.tune.assign import Costs, assign
 from aerogel.tune.search import keep, pitched, runner_up, worth
 
@@ -134,9 +131,10 @@ def test_the_arena_never_loses_a_value_that_is_still_read() -> None:
 def _choice(node: str, wide: float, narrow: float) -> Choice:
     """A layer at 28 x 28 whose rows of whole vectors took `wide` alone, and others `narrow`."""
     configs = [Config.make("direct", aligned=a, vectors=7) for a in (1, 0)]
-    timed = [(c, Timing.of([t] * 5, [100.0] * 5)) for c, t in zip(configs, (wide, narrow), strict=True)]
-    timed.sort(key=lambda pair: pair[1].p50_us)
-    return Choice(node, node, Conv.parse("n1c8h28w28k8r3s3u1p1"), timed[0][0], 0.9, "", tuple(timed), ())
+    timed = [Tried(c, Timing.of([t] * 5, [100.0] * 5)) for c, t in zip(configs, (wide, narrow), strict=True)]
+    timed.sort(key=lambda one: one.timing.p50_us)
+    conv = Conv.parse("n1c8h28w28k8r3s3u1p1")
+    return Choice(node, node, conv, timed[0].config, sparsity=0.9, tried=tuple(timed))
 
 
 def test_rows_of_whole_vectors_must_pay_for_the_whole_image_size() -> None:

@@ -10,11 +10,7 @@ import pytest
 
 from aerogel.backends.cpu import threads as pool
 from aerogel.errors import InvalidFile, PlanMismatch, ShapeError
-from aerogel.ir.config import Config, Packed
-from aerogel.ir.conv import Conv
-from aerogel.ir.layout import Array
-from aerogel.ir.stats import Stats
-from aerogel.ir.target import Target, here_levels, host
+from aerogel.ir import Array, Config, Conv, Packed, Stats, Target, here_levels, host
 from aerogel.methods.direct import cpu as direct
 from aerogel.methods.stridepack import cpu as stridepack
 from aerogel.reference import reference

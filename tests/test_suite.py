@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from aerogel.ir.target import here_levels
+from aerogel.ir import here_levels
 from aerogel.methods import METHODS, method
 from tests import counts
 from tests.suite.cases import case, edges

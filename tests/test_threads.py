@@ -8,8 +8,7 @@ from aerogel.backends.cpu import threads as pool
 from aerogel.codegen.cpu import llvm
 from aerogel.codegen.cpu.abi import Kernel
 from aerogel.codegen.cpu.emit import I64, PTR, Emit
-from aerogel.ir.layout import Layout
-from aerogel.ir.target import host
+from aerogel.ir import Layout, host
 from tests.suite.guard import Guarded
 
 COUNT = 4096
@@ -49,7 +48,7 @@ def test_every_unit_is_done_once_and_in_order() -> None:
     data = Guarded().place(COUNT, np.dtype(np.int64), back=True)
     plain = Layout("contiguous", 1)
     stages = [np.array([data.ctypes.data, stage], np.int64) for stage in range(64)]
-    kernel = Kernel("count", plain, plain, entry)
+    kernel = Kernel("count", plain, plain, entry, stages[0])
     for threads in (1, 2, 3, 8):
         segment = pool.Segment([(kernel, stage) for stage in stages], threads)
         for _ in range(50):

@@ -13,11 +13,7 @@ import torch
 from aerogel.backends.cpu import threads as pool
 from aerogel.errors import InvalidFile, PlanMismatch
 from aerogel.formats import clusters
-from aerogel.ir.config import Config, Packed
-from aerogel.ir.conv import Conv
-from aerogel.ir.layout import Array
-from aerogel.ir.stats import Stats, majority
-from aerogel.ir.target import Target, here_levels, host
+from aerogel.ir import Array, Config, Conv, Packed, Stats, Target, here_levels, host, majority
 from aerogel.methods.blockgemm import cpu as blockgemm
 from aerogel.methods.tilewise import cpu as tilewise
 from aerogel.pruning.masks import masks

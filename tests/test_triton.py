@@ -21,11 +21,7 @@ from aerogel.backends.gpu.device import FORMAT, Queue
 from aerogel.backends.gpu.runner import GpuRunner
 from aerogel.codegen.gpu import cost
 from aerogel.formats import panels
-from aerogel.ir.config import Config
-from aerogel.ir.conv import Conv
-from aerogel.ir.plan import Choice, Plan
-from aerogel.ir.stats import Idle, Stats
-from aerogel.ir.target import Gpu
+from aerogel.ir import Choice, Config, Conv, Gpu, Idle, Plan, Stats
 from aerogel.methods import gpu_form
 from aerogel.methods.actsparse import gpu as actsparse
 from aerogel.methods.direct import gpu as direct
@@ -175,7 +171,8 @@ def test_kernels_compile_without_spills_and_use_the_matrix_units(
     path = tmp_path / "rows.json"
     command = [
         sys.executable,
-        str(ROOT / "benchmarks" / "gpu_triton.py"),
+        "-m",
+        "benchmarks.experiments.gpu_triton",
         target,
         "--few",
         str(beginning),
@@ -183,7 +180,7 @@ def test_kernels_compile_without_spills_and_use_the_matrix_units(
         str(path),
     ]
     free = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=free)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=free, cwd=ROOT)
     assert done.returncode == 0, done.stderr[-2000:]
     rows = json.loads(path.read_text())
     known = {

@@ -44,7 +44,7 @@ def leaky(m: Any, x: Tensor) -> Tensor:
 def test_odd_neighbours_of_a_convolution(around: Callable[[Any, Tensor], Any]) -> None:
     model = model_of(around)
     fast = aerogel.compile(model, torch.randn(1, 3, 12, 12), tune="off")
-    assert fast.how == "graph"
+    assert str(fast.how) == "graph"
     right(fast, model, torch.randn(1, 3, 12, 12))
     right(fast, model, torch.randn(2, 3, 9, 14))
 
@@ -235,7 +235,7 @@ def test_views_of_what_a_library_laid_out_its_own_way() -> None:
     """A dense convolution may give its maps in channels_last, which view() does not take."""
     model, x = sparse(Viewed(), 0.0), torch.randn(2, 3, 12, 12)
     fast = aerogel.compile(model, x, tune="off")
-    assert fast.how == "graph"
+    assert str(fast.how) == "graph"
     right(fast, model, x)
 
 
@@ -256,7 +256,7 @@ class Named(nn.Module):
 def test_names_that_mean_two_things(tmp_path: Any) -> None:
     model, x = sparse(Named(), 0.5), torch.randn(2, 3, 12, 12)
     fast = aerogel.compile(model, x, tune="off")
-    assert fast.how == "graph"
+    assert str(fast.how) == "graph"
     right(fast, model, x)
     aerogel.save(fast, tmp_path / "m.aero")
     right(aerogel.load(tmp_path / "m.aero"), model, x)
@@ -290,7 +290,7 @@ def test_sizes_that_torch_wrote_into_the_graph_as_numbers() -> None:
     """A view that is written to is taken back with the example's sizes: the graph is kept for those."""
     model = sparse(_Clamped(), 0.5)
     fast = aerogel.compile(model, torch.randn(1, 4, 21, 28), tune="off")
-    assert fast.how == "graph"
+    assert str(fast.how) == "graph"
     for size in ((1, 4, 21, 28), (1, 4, 10, 13), (6, 4, 8, 12)):
         x = torch.randn(size)
         right(fast, model, x)

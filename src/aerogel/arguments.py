@@ -1,15 +1,13 @@
 """The arguments of compile(), looked at before anything is done: each mistake is a sentence."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from aerogel.errors import AerogelError, ShapeError
-from aerogel.ir.plan import Plan
+from aerogel.errors import InvalidArgument, ShapeError
+from aerogel.ir import Plan
 from aerogel.ir.tensors import TORCH
 from aerogel.methods import METHODS
 from aerogel.runtime.eager import Call, as_call
@@ -21,13 +19,13 @@ Sizes = Mapping[str, tuple[int, ...]]
 def looked_at(dtype: Any, plan: Any, store: Any, dynamic_shapes: Any) -> None:
     """Raises AerogelError at one that is not of its kind."""
     if dtype is not None and dtype not in (TORCH["f16"], TORCH["bf16"]):
-        raise AerogelError(f"dtype is None, torch.float16 or torch.bfloat16, not {dtype}")
+        raise InvalidArgument(f"dtype is None, torch.float16 or torch.bfloat16, not {dtype}")
     if not isinstance(plan, Plan | None) or not isinstance(store, str | Path | None):
-        raise AerogelError(
+        raise InvalidArgument(
             f"plan is the .plan of a compiled model, store a folder; not {plan!r:.60} and {store!r:.60}"
         )
     if not isinstance(dynamic_shapes, Mapping | tuple | list | None):
-        raise AerogelError(
+        raise InvalidArgument(
             "dynamic_shapes are as torch.export takes them, a dict or tuple of dims, not "
             f"{dynamic_shapes!r:.60}"
         )
@@ -35,11 +33,11 @@ def looked_at(dtype: Any, plan: Any, store: Any, dynamic_shapes: Any) -> None:
 
 def names_of(methods: Iterable[str] | None) -> tuple[str, ...]:
     if isinstance(methods, str) or not isinstance(methods, Iterable | None):
-        raise AerogelError(f"methods is a list of names, as in methods=['direct'], not {methods!r}")
+        raise InvalidArgument(f"methods is a list of names, as in methods=['direct'], not {methods!r}")
     names = tuple(METHODS) if methods is None else tuple(methods)
     unknown = [n for n in names if n not in METHODS]
     if unknown or not names:
-        raise AerogelError(
+        raise InvalidArgument(
             f"methods are {', '.join(METHODS)}; "
             f"{f'{unknown[0]!r} is none of them' if unknown else 'name one'}"
         )
@@ -48,7 +46,7 @@ def names_of(methods: Iterable[str] | None) -> tuple[str, ...]:
 
 def samples_of(calibration: Any) -> list[Call]:
     if isinstance(calibration, torch.Tensor) or not isinstance(calibration, Iterable | None):
-        raise AerogelError(
+        raise InvalidArgument(
             f"calibration is several calls, as in calibration=[x1, x2], not a {type(calibration).__name__}"
         )
     return [as_call(sample, None) for sample in calibration or ()]
@@ -58,7 +56,7 @@ def points_of(shapes: Any) -> list[Sizes]:
     """The sizes of each tuned point."""
     points = [shapes or {}] if shapes is None or isinstance(shapes, Mapping) else list(shapes)
     if not all(isinstance(point, Mapping) for point in points):
-        raise AerogelError(
+        raise InvalidArgument(
             f'sizes have the names of inputs, shapes={{"images": (1, 3, 640, 640)}}, or a list of '
             f"such; not {shapes!r:.80}"
         )

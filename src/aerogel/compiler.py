@@ -4,8 +4,6 @@ read the model (capture, fuse) -> does the store know it? then its choices again
 (tune/choose.py) -> check the answer -> time the whole model against torch in all its forms -> Compiled
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -19,19 +17,26 @@ from aerogel.backends import backend_of
 from aerogel.capture import foreign
 from aerogel.capture.network import Network
 from aerogel.capture.separate import separate
-from aerogel.errors import AerogelError, InvalidFile, PlanMismatch, ShapeError, UnsupportedModel
-from aerogel.ir.plan import Choice, Plan
+from aerogel.errors import (
+    AerogelError,
+    InvalidArgument,
+    InvalidFile,
+    PlanMismatch,
+    ShapeError,
+    UnsupportedModel,
+)
+from aerogel.ir import GRAPH, PARTS, Beside, Choice, Plan
 from aerogel.methods import BASELINE
 from aerogel.progress import Advance, progress_line
 from aerogel.runtime.eager import (
     Call,
     agree,
     as_call,
-    bodies,
+    body,
     first_image,
-    forms,
     record,
     runner,
+    ways,
     with_convolutions,
 )
 from aerogel.runtime.graphmodel import GraphModel
@@ -89,7 +94,7 @@ def compile(
                 [_from_onnx(model, call, point, plan, asked, advance) for point in points_of(shapes)]
             )
         if shapes is not None:
-            raise AerogelError(
+            raise InvalidArgument(
                 "shapes names the inputs of an ONNX file; a module takes an example: compile(model, (x,))"
             )
         if isinstance(model, Compiled):
@@ -121,7 +126,7 @@ def _compiled(
     alone = alone and asked.effort is not None and asked.backend.image_by_image
     network, found, said = tuned(network, first_image(there) if alone else there, asked, advance)
     ours = looked(model, _made(model, network, found, (*notes, *said), asked), call, asked)
-    if asked.effort is None or ours.how != "graph":
+    if asked.effort is None or ours.how != GRAPH:
         return ours
     advance("timing the whole model")
     kept = judged(model, batched(ours, call) if alone else ours, call, asked)
@@ -131,7 +136,7 @@ def _compiled(
 
 
 def _made(model: Any, network: Network, plan: Plan, notes: tuple[str, ...], asked: Asked) -> Compiled:
-    return Compiled(model, network, plan, "graph", notes, backend=asked.backend)
+    return Compiled(model, network, plan, GRAPH, notes, backend=asked.backend)
 
 
 def _fit(network: Network, asked: Asked) -> None:
@@ -149,13 +154,13 @@ def _known(model: Any, network: Network, call: Call, asked: Asked) -> tuple[str,
     if asked.effort is None or asked.samples:
         return key, None
     layers = [(n.name, n.conv, w) for n, w in zip(network.convs(), weights, strict=True) if n.conv]
-    return key, asked.store.model(key, layers, forms(model, asked.dtype))
+    return key, asked.store.model(key, layers, ways(model, asked.dtype))
 
 
 def together(points: Sequence[Compiled]) -> Compiled:
     """A module that is tuned at each of these points."""
     if not points:
-        raise AerogelError("shapes is an empty list: name the sizes of at least one point")
+        raise InvalidArgument("shapes is an empty list: name the sizes of at least one point")
     return points[0] if len(points) == 1 else Several(points)
 
 
@@ -167,19 +172,23 @@ def _from_onnx(
     from aerogel.capture.onnx.read import read as read_file
 
     if call[1]:
-        raise AerogelError(
+        raise InvalidArgument(
             "the inputs of an ONNX file have an order: give them as args, or their sizes as "
             "shapes={name: sizes}"
         )
     if Path(path).suffix == ".aero":
         raise InvalidFile(f"'{path}' is compiled already: aerogel.load(path) opens it")
     if not all(isinstance(a, torch.Tensor) for a in call[0]):
-        raise AerogelError("the inputs of an ONNX file are tensors")
+        raise InvalidArgument("the inputs of an ONNX file are tensors")
     advance("reading the file")
-    captured = read_file(path, shapes, [tuple(a.shape) for a in call[0]])
-    model, call = GraphModel(captured, captured.constants), call if call[0] else captured.filled()
     try:
+        captured = read_file(path, shapes, [tuple(a.shape) for a in call[0]])
+        model, call = GraphModel(captured, captured.constants), call if call[0] else captured.filled()
         fast = _compiled(model, call, None, plan, asked, advance)
+    except InvalidArgument as why:  # arguments were looked at: this is the file's
+        raise InvalidFile(f"'{path}': {why}") from why
+    except AerogelError:
+        raise
     except (RuntimeError, ValueError, IndexError) as why:
         # torch's words on a graph that fits its shapes, but not its numbers
         raise InvalidFile(f"'{path}' does not run: {first_line(why)}") from why
@@ -187,11 +196,8 @@ def _from_onnx(
     if session is None:
         return fast
     advance("timing onnxruntime")
-    theirs, ours = (
-        sorted(t)[len(t) // 2] for t in interleaved([session, runner(fast, call, "contiguous")], ROUNDS)
-    )
-    advice = "aerogel is faster" if ours < theirs else "keep onnxruntime"
-    fast.notes = (f"onnxruntime {theirs / 1e3:.1f} ms, aerogel {ours / 1e3:.1f} ms: {advice}", *fast.notes)
+    theirs, ours = (sorted(t)[len(t) // 2] for t in interleaved([session, runner(fast, call)], ROUNDS))
+    fast.plan = replace(fast.plan, onnxruntime=Beside(theirs, ours))
     return fast
 
 
@@ -221,17 +227,16 @@ def checked(plan: Plan, network: Network, asked: Asked) -> Plan:
 def _replayed(model: Any, network: Network, known: Known, call: Call, asked: Asked) -> Compiled:
     """A model measured before: its choices again, its answer looked at, nothing timed."""
     notes = (*known.notes, f"choices and timings are from the store, measured on {known.measured}")
-    if known.how == "graph":
+    if known.how == GRAPH:
         return looked(model, _made(model, network, known.plan, notes, asked), call, asked)
-    return Compiled(
-        model, None, known.plan, known.how, notes, bodies(model, asked.dtype)[known.how], network.captured
-    )
+    torchs = body(model, known.how)
+    return Compiled(model, None, known.plan, known.how, notes, torchs, network.captured)
 
 
 def _parts(model: Any, call: Call, why: str, asked: Asked, advance: Advance) -> Compiled:
     """Where the whole does not export: the largest submodules that do, each compiled for what the example
     feeds it."""
-    body = copy.deepcopy(model)
+    held = copy.deepcopy(model)
     with restored(model):
         fed = record(model, call)
     fed_asked = replace(asked, samples=[])  # samples are calls of the whole
@@ -259,16 +264,16 @@ def _parts(model: Any, call: Call, why: str, asked: Asked, advance: Advance) -> 
             )
 
     if not writes_weights(model):  # whose parts would not see it
-        visit(body, "")
+        visit(held, "")
     if not choices:
         notes.append("no part of the model could be compiled; torch runs it")
-    ours = Compiled(model, None, Plan(asked.backend.target, tuple(choices)), "parts", tuple(notes), body)
+    ours = Compiled(model, None, Plan(asked.backend.target, tuple(choices)), PARTS, tuple(notes), held)
     try:
-        with restored(model), restored(body, writes_weights(model)):
+        with restored(model), restored(held, writes_weights(model)):
             same = agree(model, ours, call, asked.within)
     except AerogelError as error:
         # Python between the parts that wants of a layer what a compiled one has not
         ours.notes, same = (*ours.notes, str(error)), False
     if not same:
-        return differs(model, ours)
+        return differs(model, ours, "on the example")
     return ours if asked.effort is None else judged(model, ours, call, asked)

@@ -6,8 +6,6 @@ torch.inference_mode(). A graph that aerogel leaves to torch goes to inductor wh
 for it, else it stays eager. `options={"tune": "off"}` and the other keywords of compile() are passed on.
 """
 
-from __future__ import annotations
-
 import inspect
 import logging
 import shutil
@@ -18,7 +16,7 @@ from typing import Any, cast
 import torch
 
 from aerogel.compiler import compile
-from aerogel.errors import AerogelError, UnsupportedModel
+from aerogel.errors import AerogelError, InvalidArgument, UnsupportedModel
 from aerogel.tune.search import effort
 
 _LOG = logging.getLogger("aerogel")
@@ -85,7 +83,7 @@ def _chosen(
     if any(isinstance(m, torch.Tensor) and m.dim() > 2 for i, m in enumerate(given) if i not in free):
         try:
             fast = compile(_Fixed(graph, given, free).eval(), tuple(given[i] for i in free), **options)
-            if fast.how == "graph":
+            if fast.how.by == "graph":
                 return lambda *args: fast(*(args[i] for i in free))
             why = "; ".join(fast.notes)
         except UnsupportedModel as reason:
@@ -104,7 +102,7 @@ def _known(options: dict[str, Any]) -> None:
         if name not in _OPTIONS:
             near = get_close_matches(str(name), _OPTIONS, 1)
             hint = f"did you mean '{near[0]}'?" if near else f"there are {', '.join(_OPTIONS)}"
-            raise AerogelError(f"torch.compile(backend='aerogel') has no option '{name}'; {hint}")
+            raise InvalidArgument(f"torch.compile(backend='aerogel') has no option '{name}'; {hint}")
     effort(options.get("tune", "fast"))
 
 

@@ -2,9 +2,10 @@
 
 AerogelError
 ├── UnsupportedModel   a layer or model aerogel cannot take, and what to do instead
-├── InvalidFile        a file or string that is not what it claims to be
+├── InvalidFile        a file, or what was packed, that is not what it claims to be
+├── InvalidArgument    an argument or a text that means nothing; a ValueError too
 ├── PlanMismatch       a plan made for another machine, thread count or layout
-└── ShapeError         sizes that do not fit, are missing or overflow
+└── ShapeError         sizes that do not fit, are missing or overflow; a ValueError too
 
 Remedies are Python's; the command line says its own in their place (cli/words.py). Names in a message may
 come from a file, so what a terminal would obey is shown and not sent.
@@ -36,12 +37,16 @@ class UnsupportedModel(AerogelError):
 
 
 class InvalidFile(AerogelError):
-    """Text or bytes from outside do not parse."""
+    """Bytes from outside do not parse."""
+
+
+class InvalidArgument(AerogelError, ValueError):
+    """An argument is of the wrong kind, or a text does not parse."""
 
 
 class PlanMismatch(AerogelError):
     """A decision made for one machine or layout is used with another."""
 
 
-class ShapeError(AerogelError):
+class ShapeError(AerogelError, ValueError):
     """Sizes disagree, are missing, or are too large to address."""

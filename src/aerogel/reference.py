@@ -8,38 +8,25 @@ each block adds g(k) s + k 2^-24 of its own, with fp16's u = 2^-11, the k kept w
 of that block: halve the block and this part about halves.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aerogel.errors import ShapeError
-from aerogel.ir.conv import Conv
-from aerogel.ir.layout import Array
+from aerogel.ir import ELEMENTS, Conv
 
 F64 = NDArray[np.float64]
 
-UNIT = {"f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8}
-TINY = {"f32": 2.0**-149, "f16": 2.0**-24, "bf16": 2.0**-133}
-STRETCH = {None: 1.0, "relu": 1.0, "relu6": 1.0, "leaky": 1.0, "above": 1.0, "silu": 1.1, "hardswish": 1.5}
-
-
-def to_float64(array: Array, dtype: str) -> F64:
-    """Stored elements as numbers (bf16 travels as its bits)."""
-    if dtype == "bf16":
-        return (array.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
-    return array.astype(np.float64)
-
-
-def from_float64(array: F64, dtype: str) -> Array:
-    """Numbers as stored elements, to nearest even; what is too large is infinite."""
-    with np.errstate(over="ignore"):
-        if dtype != "bf16":
-            return array.astype({"f32": np.float32, "f16": np.float16}[dtype])
-        bits = array.astype(np.float32).view(np.uint32)
-    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+STRETCH = {
+    None: 1.0,
+    "relu": 1.0,
+    "relu6": 1.0,
+    "leaky_relu": 1.0,
+    "threshold": 1.0,
+    "silu": 1.1,
+    "hardswish": 1.5,
+}
 
 
 def convolve(x: F64, weight: F64, conv: Conv) -> F64:
@@ -73,9 +60,9 @@ def activate(v: F64, conv: Conv) -> F64:
                 return np.where(v < 0, 0.0, v)
             case "relu6":
                 return np.where(v < 0, 0.0, np.where(v > 6, 6.0, v))
-            case "leaky":
+            case "leaky_relu":
                 return np.where(v > 0, v, v * float(np.float32(conv.parameter)))
-            case "above":
+            case "threshold":
                 return np.where(v <= float(np.float32(conv.parameter)), 0.0, v)
             case "silu":
                 return np.asarray(v / (1 + np.exp(-v)))
@@ -121,21 +108,21 @@ def bound(
             part = np.zeros_like(weight)
             part[:, first : first + (channels or own)] = weight[:, first : first + (channels or own)]
             size, count = _products(x, part, conv)
-            inside = inside + gamma(count, summed) * size + count * TINY[summed]
+            inside = inside + gamma(count, summed) * size + count * ELEMENTS[summed].tiny
     if bias is not None:
         total = total + np.abs(bias)[:, None, None]
     if residual is not None:
         total = total + np.abs(residual)
     roundings = met + (1 if residual is None else 2)
-    error = gamma(roundings, "f32") * (total + inside) + met * TINY["f32"] + inside
+    error = gamma(roundings, "f32") * (total + inside) + met * ELEMENTS["f32"].tiny + inside
     error = error * STRETCH[conv.activation]
     y = np.abs(reference(x, weight, conv, bias, residual)) + error
-    if conv.activation in ("silu", "hardswish", "leaky"):
-        ulps = 1 if conv.activation == "leaky" else 4
+    if conv.activation in ("silu", "hardswish", "leaky_relu"):
+        ulps = 1 if conv.activation == "leaky_relu" else 4
         largest = np.abs(activate(reference(x, weight, _before(conv), bias, residual), conv)) + error
-        error = error + ulps * np.maximum(2 * UNIT["f32"] * largest, TINY["f32"])
+        error = error + ulps * np.maximum(2 * ELEMENTS["f32"].unit * largest, ELEMENTS["f32"].tiny)
     if stored != "f32":
-        error = error + UNIT[stored] * y + TINY[stored]
+        error = error + ELEMENTS[stored].unit * y + ELEMENTS[stored].tiny
     return error
 
 
@@ -155,5 +142,5 @@ def _before(conv: Conv) -> Conv:
 
 def gamma(roundings: F64, dtype: str) -> F64:
     """Higham's g(n): the relative error that n roundings can pile up."""
-    n = roundings * UNIT[dtype]
+    n = roundings * ELEMENTS[dtype].unit
     return np.asarray(n / (1 - np.minimum(n, 0.5)))

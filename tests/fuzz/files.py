@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 import aerogel
-from aerogel.ir.graph import INTS, OPS
+from aerogel.ir import EAGER, INTS, OPS
 from aerogel.saved import container
 from tests.limited import CPU_SECONDS, MORE_BYTES, loaded
 from tests.small_models import sparse
@@ -76,7 +76,7 @@ def samples() -> list[bytes]:
     x = torch.randn(1, 3, 12, 12)
     chain, paths = sparse(Chain(), 0.8), sparse(Paths(), 0.8)
     fast = aerogel.compile(chain, x, tune="off")
-    eager = aerogel.Compiled(chain, None, fast.plan, "contiguous", (), None, fast.captured)
+    eager = aerogel.Compiled(chain, None, fast.plan, EAGER, (), None, fast.captured)
     half = aerogel.compile(chain, x, tune="off", dtype=torch.bfloat16)
     with tempfile.TemporaryDirectory() as folder:
         made = [fast, aerogel.compile(paths, x, tune="off"), eager, half, _with_a_piece(Path(folder))]

@@ -96,7 +96,7 @@ def _judge(spec: Spec, result: Result, folder: Path) -> None:
         result.calls = answering
         _refused(spec, result, why, "compile", answering)
         return
-    result.how = fast.how
+    result.how = str(fast.how)
     result.notes = [str(n) for n in getattr(fast, "notes", ())]
     if before is not None and (said := changed(before, snapshot(model))):
         result.fail("changed model", f"compile changed the user's model: {said}")

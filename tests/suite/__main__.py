@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from aerogel.ir.target import here_levels
+from aerogel.ir import here_levels
 from tests.suite.cases import KINDS
 from tests.suite.sweep import native, sweep
 

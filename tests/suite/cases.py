@@ -14,10 +14,8 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from aerogel.ir.conv import Conv
-from aerogel.ir.dtypes import Dtypes
-from aerogel.ir.layout import Array
-from aerogel.reference import F64, from_float64, to_float64
+from aerogel.ir import Array, Conv, Dtypes, from_float64, to_float64
+from aerogel.reference import F64
 from tests.counts import APART
 from tests.suite.pairs import cover
 
@@ -27,12 +25,12 @@ ZEROS = (0.0, 0.5, 0.9, 0.99, 1.0)
 EDGE_FAMILIES = 6
 
 _EXACT: tuple[tuple[str, ...], ...] = (
-    (), ("bias",), ("bias", "relu"), ("bias", "add", "relu"), ("bias", "relu6"), ("bias", "leaky0.5"),
-    ("relu", "add"), ("bias", "add", "above2"),
+    (), ("bias",), ("bias", "relu"), ("bias", "add", "relu"), ("bias", "relu6"), ("bias", "leaky_relu0.5"),
+    ("relu", "add"), ("bias", "add", "threshold2"),
 )  # fmt: skip
 _REAL = (
     *_EXACT[:6],
-    ("bias", "leaky0.1", "add"),
+    ("bias", "leaky_relu0.1", "add"),
     ("bias", "silu"),
     ("bias", "hardswish"),
     ("bias", "silu", "add"),

@@ -17,13 +17,8 @@ from typing import Any
 import numpy as np
 
 from aerogel.backends.gpu.opencl import OpenCL
-from aerogel.ir.config import Config
-from aerogel.ir.dtypes import NUMPY
-from aerogel.ir.layout import Array
-from aerogel.ir.stats import Stats
-from aerogel.ir.target import Gpu
+from aerogel.ir import NUMPY, Array, Config, Gpu, Stats, to_float64
 from aerogel.methods import METHODS, GpuForm, gpu_form
-from aerogel.reference import to_float64
 from tests.suite import interpreter
 from tests.suite.cases import Case, case
 from tests.suite.guard import Guarded

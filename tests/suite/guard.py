@@ -11,7 +11,7 @@ import mmap
 
 import numpy as np
 
-from aerogel.ir.layout import Array
+from aerogel.ir import Array
 
 _PAGE = mmap.PAGESIZE
 _libc = ctypes.CDLL(None, use_errno=True)

@@ -15,8 +15,7 @@ import torch
 
 from aerogel.backends.gpu import jit
 from aerogel.codegen.gpu.launch import TritonLaunch
-from aerogel.ir.layout import Array
-from aerogel.reference import from_float64
+from aerogel.ir import Array, from_float64
 
 os.environ["TRITON_INTERPRET"] = "1"
 

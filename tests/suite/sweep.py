@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from aerogel.ir.target import here_levels, host
+from aerogel.ir import here_levels, host
 from aerogel.methods import METHODS, cpu_form
 from tests.suite.cases import case
 from tests.suite.run import Expected, describe, faults, worth_it

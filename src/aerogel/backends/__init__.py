@@ -23,8 +23,6 @@ and may say, where it is so,
     remarks(...)            what is to be said of a layer that the plan does not show
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -37,12 +35,7 @@ from torch.utils import _pytree as pytree
 
 from aerogel.capture.network import Network
 from aerogel.capture.nodes import Shapes
-from aerogel.ir.config import Config
-from aerogel.ir.conv import Conv, Pool
-from aerogel.ir.dtypes import Dtypes
-from aerogel.ir.graph import Graph, Node
-from aerogel.ir.layout import Array
-from aerogel.ir.plan import Choice, Plan
+from aerogel.ir import Array, Choice, Config, Conv, Dtypes, Graph, Node, Plan, Pool
 from aerogel.methods import Form
 
 Trial = Callable[[], object]

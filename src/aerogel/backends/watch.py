@@ -6,12 +6,9 @@ than it was tuned to gain from, the next calls run without skipping; then skippi
 less often while it fails.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
-from aerogel.ir.config import Config
-from aerogel.ir.plan import Choice, Plan
+from aerogel.ir import Choice, Config, Plan
 
 FIRST, LAST = 16, 64
 """Calls without skipping after a first failure, and at most: a call in 64 that is a third slower costs half a
@@ -55,7 +52,7 @@ class Watch:
 def without(choices: Mapping[str, Choice]) -> dict[str, Config]:
     """For layers that skip zeros of their input, the fastest that does not."""
     return {
-        node: next(config for config, _ in choice.tried if config.method != choice.config.method)
+        node: choice.next_best()
         for node, choice in choices.items()
         if choice.limit is not None and choice.limit < 1
     }

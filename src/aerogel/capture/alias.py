@@ -5,8 +5,6 @@ something else looks into the same memory: then every such value changes with it
 told by the operators' own schemas.
 """
 
-from __future__ import annotations
-
 import operator
 import warnings
 from typing import Any
@@ -14,7 +12,7 @@ from typing import Any
 import torch
 
 from aerogel.errors import UnsupportedModel
-from aerogel.ir.graph import Graph, references
+from aerogel.ir import Graph, references
 
 _FRESH = frozenset(
     f"aten::{name}"

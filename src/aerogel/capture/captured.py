@@ -11,7 +11,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from aerogel.errors import ShapeError
-from aerogel.ir.graph import Graph
+from aerogel.ir import Graph
 from aerogel.ir.guards import Expression, holds, words
 
 SAME_NAME = "#"

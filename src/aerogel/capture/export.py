@@ -4,8 +4,6 @@ where the model allows, and what its Python asked about them is kept as guards.
 Nothing is decomposed: that costs seconds and hides the convolutions' neighbours.
 """
 
-from __future__ import annotations
-
 import inspect
 import math
 import operator
@@ -19,19 +17,16 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._sympy.symbol import SymT, symbol_is_type
 
+from aerogel.capture import interpret
 from aerogel.capture.alias import functional, functional_form, shared, writes
 from aerogel.capture.captured import SAME_NAME, Captured
 from aerogel.errors import UnsupportedModel
-from aerogel.ir.graph import Argument, Graph, Node, Ref, Special
+from aerogel.ir import Argument, Graph, Node, Ref, Special
 from aerogel.ir.guards import Expression, from_sympy, names_in
 from aerogel.locks import Lock
 
-_INTS = {
-    operator.add: "add", operator.sub: "sub", operator.mul: "mul", operator.floordiv: "floordiv",
-    operator.truediv: "truediv", operator.mod: "mod", operator.neg: "neg", torch.sym_min: "min",
-    torch.sym_max: "max", math.floor: "floor", math.ceil: "ceil", math.trunc: "trunc", torch.sym_float:
-    "float",
-}  # fmt: skip
+_INTS = {function: name for name, function in interpret.INTS.items()}
+_INTS |= {torch.sym_min: "min", torch.sym_max: "max", torch.sym_float: "float"}
 _COMPARISONS = (
     operator.ge,
     operator.le,
@@ -247,9 +242,18 @@ class _Translation:
         names = tuple(o.name if isinstance(o, Ref) else f"output_{i}" for i, o in enumerate(outputs))
         sizes, dtypes = tuple(self.sizes), tuple(self.dtypes)
         made = Captured(
-            graph, self.constants, spec.in_spec, spec.out_spec, self.shapes, sizes, dtypes, example, names,
-            tuple(self.guards), self.types,
-        )  # fmt: skip
+            graph,
+            self.constants,
+            spec.in_spec,
+            spec.out_spec,
+            self.shapes,
+            sizes,
+            dtypes,
+            example,
+            names,
+            tuple(self.guards),
+            self.types,
+        )
         if (why := made.misfit(pytree.tree_leaves(example), "meta")) is not None:
             raise UnsupportedModel(f"torch.export took another side of a branch than the example does: {why}")
         return made

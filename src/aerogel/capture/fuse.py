@@ -4,8 +4,6 @@ becomes their epilogue.
 Everything is decided by use counts: a value is absorbed only where nothing else reads it.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any
@@ -13,9 +11,7 @@ from typing import Any
 import torch
 
 from aerogel.capture.transposed import enlarging
-from aerogel.ir.conv import Conv
-from aerogel.ir.dtypes import Dtypes
-from aerogel.ir.graph import Graph, Node, Ref, references
+from aerogel.ir import Conv, Dtypes, Graph, Node, Ref, references
 from aerogel.ir.tensors import KINDS
 
 Shapes = dict[str, tuple[int | str, ...]]
@@ -300,14 +296,14 @@ class _Fuse:
             return _ACTIVATIONS[node.op]
         if node.op == "aten.leaky_relu.default":
             slope = node.args[1] if len(node.args) > 1 else 0.01
-            return f"leaky{slope!r}" if isinstance(slope, float) and abs(slope) <= 1 else None
+            return f"leaky_relu{slope!r}" if isinstance(slope, float) and abs(slope) <= 1 else None
         if (
             node.op == "aten.threshold.default"
             and node.args[2] == 0
             and _finite(node.args[1])
             and node.args[1] >= 0
         ):
-            return f"above{float(node.args[1])!r}"
+            return f"threshold{float(node.args[1])!r}"
         if node.op == "aten.hardtanh.default" and tuple(node.args[1:3]) in ((0, 6), (0.0, 6.0)):
             return "relu6"
         return None

@@ -9,16 +9,13 @@ A cast stands where a value is wanted in the other type, once for all its reader
 their types, so that a caller notices nothing but the time and the rounding.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from aerogel.ir.dtypes import Dtypes
-from aerogel.ir.graph import Graph, Node, Ref, Special, references
+from aerogel.ir import Dtypes, Graph, Node, Ref, Special, references
 from aerogel.ir.tensors import TORCH
 
 _FOLLOW = (

@@ -4,8 +4,6 @@ A node calls a function of torch that writes to nothing, or computes with number
 at here, since graphs come from files too.
 """
 
-from __future__ import annotations
-
 import math
 import operator
 import os
@@ -18,14 +16,24 @@ import torch
 
 from aerogel.capture import foreign
 from aerogel.errors import AerogelError, InvalidFile, ShapeError
-from aerogel.ir.graph import Argument, Graph, Node, Ref, Special
+from aerogel.ir import Argument, Graph, Node, Ref, Special
 from aerogel.ir.tensors import plain
 
-_INTS: dict[str, Callable[..., Any]] = {
-    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "floordiv": operator.floordiv, "truediv":
-    operator.truediv, "mod": operator.mod, "neg": operator.neg, "min": min, "max": max, "floor": math.floor,
-    "ceil": math.ceil, "trunc": math.trunc, "float": float,
-}  # fmt: skip
+INTS: dict[str, Callable[..., Any]] = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "floordiv": operator.floordiv,
+    "truediv": operator.truediv,
+    "mod": operator.mod,
+    "neg": operator.neg,
+    "min": min,
+    "max": max,
+    "floor": math.floor,
+    "ceil": math.ceil,
+    "trunc": math.trunc,
+    "float": float,
+}
 _NUMBERS = (int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
 MOST = 2**63
 """No size is larger, and no number that sizes are computed from."""
@@ -77,7 +85,7 @@ def _number(name: str, args: tuple[Any, ...]) -> Any:
         raise InvalidFile(
             f"int.{name} computes with numbers, not with {', '.join(type(a).__name__ for a in args)[:80]}"
         )
-    found = _INTS[name](*args)
+    found = INTS[name](*args)
     if isinstance(found, int) and not -MOST < found < MOST:
         raise InvalidFile(f"int.{name} gives a number that no size can be")
     return found

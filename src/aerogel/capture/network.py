@@ -12,11 +12,7 @@ from aerogel.capture.alias import lent
 from aerogel.capture.captured import Captured
 from aerogel.capture.half import Half, halved
 from aerogel.capture.sizes import computed
-from aerogel.ir.config import Config, Packed
-from aerogel.ir.conv import Conv
-from aerogel.ir.graph import Graph, Node, Ref
-from aerogel.ir.layout import Array
-from aerogel.ir.stats import Stats
+from aerogel.ir import Array, Config, Conv, Graph, Node, Packed, Ref, Stats
 from aerogel.ir.tensors import KINDS, from_torch
 from aerogel.methods import Form
 

@@ -1,13 +1,9 @@
 """What a node of a graph is, read from its arguments: a concrete convolution, a pooling, a change of element
 type."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
-from aerogel.ir.conv import Conv, Pool
-from aerogel.ir.graph import Graph, Node, Ref
-from aerogel.ir.layout import Shape
+from aerogel.ir import Conv, Graph, Node, Pool, Ref, Shape
 
 Shapes = Mapping[str, tuple[int, ...]]
 Kinds = Mapping[str, str]

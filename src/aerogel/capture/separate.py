@@ -4,20 +4,45 @@ Told from the graph, not from numbers: every value begins with the open batch si
 that keeps to its image, with dimensions that leave the first alone. What is not known to do so does not.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Any
 
 from aerogel.capture.captured import Captured
-from aerogel.ir.graph import Node, Ref, references
+from aerogel.ir import Node, Ref, references
 
 _ALONE = (
-    "conv1d", "conv2d", "conv_transpose2d", "linear", "relu", "relu6", "threshold", "hardtanh", "hardswish",
-    "hardsigmoid", "silu", "sigmoid", "tanh", "leaky_relu", "elu", "gelu", "clamp", "add", "sub", "mul",
-    "div", "max_pool1d", "max_pool2d", "avg_pool2d", "adaptive_avg_pool1d", "adaptive_avg_pool2d",
-    "upsample_nearest2d", "upsample_bilinear2d", "view", "reshape", "pad",
-)  # fmt: skip
+    "conv1d",
+    "conv2d",
+    "conv_transpose2d",
+    "linear",
+    "relu",
+    "relu6",
+    "threshold",
+    "hardtanh",
+    "hardswish",
+    "hardsigmoid",
+    "silu",
+    "sigmoid",
+    "tanh",
+    "leaky_relu",
+    "elu",
+    "gelu",
+    "clamp",
+    "add",
+    "sub",
+    "mul",
+    "div",
+    "max_pool1d",
+    "max_pool2d",
+    "avg_pool2d",
+    "adaptive_avg_pool1d",
+    "adaptive_avg_pool2d",
+    "upsample_nearest2d",
+    "upsample_bilinear2d",
+    "view",
+    "reshape",
+    "pad",
+)
 """Operators that keep to their image wherever the result still begins with the batch."""
 _DIMS = {
     "cat": (1, 0),

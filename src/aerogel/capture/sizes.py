@@ -19,8 +19,7 @@ import torch
 from aerogel.capture import interpret, pieces
 from aerogel.capture.nodes import pooled_shape, pooling_of, problem
 from aerogel.errors import AerogelError, InvalidFile, ShapeError
-from aerogel.ir.graph import Graph, Node, references
-from aerogel.ir.numbers import ceil_div
+from aerogel.ir import Graph, Node, ceil_div, references
 from aerogel.ir.tensors import TORCH
 
 META = torch.device("meta")

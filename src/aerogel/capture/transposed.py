@@ -6,15 +6,11 @@ filter for each of the r * r taps, whose maps torch's pixel_shuffle lays out sid
 layer like any other.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
 
-from aerogel.ir.conv import Conv
-from aerogel.ir.dtypes import Dtypes
-from aerogel.ir.graph import Node, Ref
+from aerogel.ir import Conv, Dtypes, Node, Ref
 from aerogel.ir.tensors import KINDS
 
 _DEFAULTS = (None, 1, 0, 0, 1, 1)

@@ -1,7 +1,5 @@
 """`aerogel bench`: a model as compiled beside torch and other runtimes, interleaved in one run."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from typing import Any
@@ -35,7 +33,7 @@ def known(against: list[str]) -> None:
 def bench(fast: Compiled, source: Source, against: list[str], rounds: int) -> dict[str, Any]:
     """Milliseconds of each, and the ratio opponent / aerogel: medians over the rounds. What cannot run is
     named with its reason."""
-    runs: dict[str, Run] = {"aerogel": runner(fast, source.call, "contiguous")}
+    runs: dict[str, Run] = {"aerogel": runner(fast, source.call)}
     absent: dict[str, str] = {}
     for name in against:
         try:
@@ -48,16 +46,20 @@ def bench(fast: Compiled, source: Source, against: list[str], rounds: int) -> di
     fastest = min(ratios, key=lambda n: float(np.median(times[n])), default=None)
     return {
         "ms": {name: {"min": t.min() / 1e3, "p50": float(np.median(t)) / 1e3} for name, t in times.items()},
-        "ratio": ratios, "fastest": fastest, "absent": absent, "rounds": rounds, "threads":
-        torch.get_num_threads(), "target": str(fast.plan.target), "speedup": ratios[fastest] if fastest else
-        None,
-    }  # fmt: skip
+        "ratio": ratios,
+        "fastest": fastest,
+        "absent": absent,
+        "rounds": rounds,
+        "threads": torch.get_num_threads(),
+        "target": str(fast.plan.target),
+        "speedup": ratios[fastest] if fastest else None,
+    }
 
 
 def _opponent(name: str, source: Source) -> dict[str, Run]:
     model, call = source.model, source.call
     if name == "torch":
-        return {f"torch {how}": runner(m, call, how) for how, m in bodies(model, None).items()}
+        return {f"torch {way}": runner(m, call, way) for way, m in bodies(model, None).items()}
     if name == "inductor":
         compiled = torch.compile(copy.deepcopy(model).to(memory_format=torch.channels_last))  # type: ignore[call-overload]
         args = tuple(channels_last(a) if isinstance(a, torch.Tensor) else a for a in call[0])

@@ -1,7 +1,5 @@
 """`aerogel doctor`: what was found, in sentences, and what to do where something is wrong."""
 
-from __future__ import annotations
-
 import os
 import platform
 import sys
@@ -17,7 +15,7 @@ from aerogel.backends.cpu import threads
 from aerogel.cli.surroundings import cores, cpu_quota, false_triton, unsafe, written
 from aerogel.disk import cache_folder, private_folder
 from aerogel.errors import AerogelError
-from aerogel.ir.target import here_levels, host
+from aerogel.ir import here_levels, host
 from aerogel.ir.tensors import private_ops
 from aerogel.methods import BASELINE
 

@@ -1,7 +1,5 @@
 """`aerogel`: the command line's verbs. Exit codes: 0 done, 1 failed, 2 wrong usage, 3 --require missed."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Annotated, Any
@@ -188,7 +186,9 @@ def compile_(
     if as_json:
         speedup = None if timed is None else timed.ratio_p50
         typer.echo(
-            json.dumps({"file": str(out), "bytes": count, "how": fast.how, "speedup": speedup, "says": said})
+            json.dumps(
+                {"file": str(out), "bytes": count, "how": str(fast.how), "speedup": speedup, "says": said}
+            )
         )
     else:
         typer.echo(printable(f"{out}, {count / 2**20:.1f} MB: {said}"))

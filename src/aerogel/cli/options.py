@@ -1,7 +1,5 @@
 """What the verbs of the command line share: their options, and what each option takes."""
 
-from __future__ import annotations
-
 import math
 import os
 from pathlib import Path
@@ -10,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from aerogel.errors import AerogelError, printable
-from aerogel.ir.target import MOST_THREADS
+from aerogel.ir import MOST_THREADS
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
 Model = Annotated[

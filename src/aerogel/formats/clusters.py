@@ -1,13 +1,9 @@
 """Dense blocks in unstructured weights: clusters of filters that share positions (Rumi et al., PACT'20)."""
 
-from __future__ import annotations
-
 import numpy as np
 
-from aerogel.formats import flat, tiled
-from aerogel.ir.conv import Conv
-from aerogel.ir.layout import Array
-from aerogel.ir.stats import majority
+from aerogel.formats import tiled
+from aerogel.ir import Array, Conv, majority, nonzero
 
 SIZE = 32
 """Filters in a cluster."""
@@ -33,7 +29,7 @@ def clusters(mask: Array) -> list[Array]:
 def tiles(weight: Array, conv: Conv) -> list[tiled.Tile]:
     """The dense block of each cluster, those with the same positions together; filters that read different
     channels are apart."""
-    mask, per = flat.kept(weight, conv).reshape(conv.k, -1), conv.k // conv.groups
+    mask, per = nonzero(weight, conv.dtypes.weight).reshape(conv.k, -1), conv.k // conv.groups
     same: dict[tuple[int, bytes], list[Array]] = {}
     for first in range(0, conv.k, per):
         for own in clusters(mask[first : first + per]):

@@ -1,14 +1,11 @@
 """Filters in CSR, lane by lane: what GPU methods store. `filter` names each lane's filter, -1 where there is
 none, `start` where its nonzeros begin, then positions (c, r, s) flattened and values."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np
 
-from aerogel.ir.conv import Conv
-from aerogel.ir.layout import Array
+from aerogel.ir import Array, Conv
 
 
 def unpack(a: Mapping[str, Array], conv: Conv) -> Array:

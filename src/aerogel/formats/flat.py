@@ -11,8 +11,6 @@ When a kernel is built a position becomes the offset of its window, which is the
 and output planes have one pitch (codegen/cpu/rows.py).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from itertools import pairwise
 
@@ -21,12 +19,7 @@ import numpy as np
 from aerogel.codegen.cpu.rows import RowsCode
 from aerogel.codegen.cpu.sums import by_rank, lane_bits, spread
 from aerogel.errors import InvalidFile, PlanMismatch, ShapeError
-from aerogel.ir.config import Config
-from aerogel.ir.conv import Conv
-from aerogel.ir.dtypes import ITEM_BYTES, NUMPY
-from aerogel.ir.layout import Array, Layout
-from aerogel.ir.numbers import ceil_div, round_up
-from aerogel.ir.target import Target
+from aerogel.ir import ITEM_BYTES, NUMPY, Array, Config, Conv, Layout, Target, ceil_div, nonzero, round_up
 
 ARRAYS = ("group", "row", "start", "position", "value")
 
@@ -42,7 +35,7 @@ def pack(
     if c * r * s >= 2**31 or weight.size >= 2**31:
         raise ShapeError(f"{conv.layer()}: more than 2^31 weights")
     blocks = ceil_div(c, block)
-    flat, own = np.flatnonzero(kept(weight, conv)), c * r * s
+    flat, own = np.flatnonzero(nonzero(weight, conv.dtypes.weight)), c * r * s
     filters = np.repeat(np.arange(k), np.diff(np.searchsorted(flat, np.arange(k + 1) * own)))
     position = (flat - filters * own).astype(np.int32)
     pair = filters * blocks + position // np.int32(block * r * s)
@@ -61,11 +54,6 @@ def pack(
         "position": position[nonzeros],
         "value": weight.reshape(-1)[flat[nonzeros]],
     }, blocks
-
-
-def kept(weight: Array, conv: Conv) -> Array:
-    """Which weights are not zero, minus zero included: bf16 is held as its bits."""
-    return np.asarray((weight & 0x7FFF) != 0 if conv.dtypes.weight == "bf16" else weight != 0)
 
 
 def _edges(lengths: Array, groups: int) -> Array:

@@ -11,8 +11,6 @@ Every filter is a member of one panel, if only of one without positions. Panels 
 first: they take longest.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from importlib.util import find_spec
 
@@ -22,13 +20,20 @@ from aerogel.codegen.gpu import cost
 from aerogel.codegen.gpu.launch import HALVES, Number, TritonCode, TritonLaunch
 from aerogel.errors import InvalidFile
 from aerogel.formats import csr
-from aerogel.formats.flat import kept
-from aerogel.ir.config import Config, Packed
-from aerogel.ir.conv import Conv
-from aerogel.ir.dtypes import ITEM_BYTES, NUMPY, Dtypes
-from aerogel.ir.layout import Array
-from aerogel.ir.numbers import ceil_div, round_up
-from aerogel.ir.target import Gpu
+from aerogel.ir import (
+    ELEMENTS,
+    ITEM_BYTES,
+    NUMPY,
+    Array,
+    Config,
+    Conv,
+    Dtypes,
+    Gpu,
+    Packed,
+    ceil_div,
+    nonzero,
+    round_up,
+)
 
 VERSION = 1
 LANES = 32
@@ -37,7 +42,6 @@ DEPTH = 32
 """Positions at a time: BLOCK_K."""
 MOST_TAPS = 64
 """Bits of the word that says which taps are inside."""
-TYPES = {"f32": "fp32", "f16": "fp16", "bf16": "bf16"}
 """Triton's names."""
 _ARRAYS = {"member", "panel", "tile_position", "dense", "filter", "start", "position", "value"}
 
@@ -100,8 +104,8 @@ def configs(
 
 
 def loop(config: Config, conv: Conv) -> cost.Loop:
-    """Instructions of a warp for one step of DEPTH positions, as counted for sm_80 (benchmarks/sass.py; a
-    test compares)."""
+    """Instructions of a warp for one step of DEPTH positions, as counted for sm_80
+    (benchmarks/experiments/sass.py; a test compares)."""
     each = config["pixels"] / config["warps"]  # elements of x that a thread gathers
     products = config["pixels"] * config["filters"] / 64 / config["warps"]  # HMMAs
     other = (8.0 if any(conv.pad) else 5.3) * each + 11
@@ -125,20 +129,30 @@ def work(conv: Conv, config: Config, inside: int, outside: int, tile: int) -> co
     # lines that 32 positions are in
     spread = max(1.0, 32 * item * conv.c // conv.groups * conv.r * conv.s / max(1, depth) / 128)
     first = cost.Work(
-        blocks, config["warps"], turns * one.all + 15.0 * blocks * config["pixels"] * config["filters"] / 32,
-        tensor=float(blocks) * config["pixels"] * config["filters"] * depth, wavefronts=turns * (one.shared +
-        config["pixels"] / config["warps"] * min(8.0, spread) + 4), l2_bytes=blocks * (config["pixels"] * 1.5
-        * conv.c // conv.groups * item + depth * config["filters"] * item), dram_bytes=cost.maps_bytes(conv) +
-        panels * depth * config["filters"] * item,
-    )  # fmt: skip
+        blocks,
+        config["warps"],
+        turns * one.all + 15.0 * blocks * config["pixels"] * config["filters"] / 32,
+        tensor=float(blocks) * config["pixels"] * config["filters"] * depth,
+        wavefronts=turns * (one.shared + config["pixels"] / config["warps"] * min(8.0, spread) + 4),
+        l2_bytes=blocks
+        * (config["pixels"] * 1.5 * conv.c // conv.groups * item + depth * config["filters"] * item),
+        dram_bytes=cost.maps_bytes(conv) + panels * depth * config["filters"] * item,
+    )
     if not outside:
         return first
     warps = ceil_div(pixels, LANES) * outside / LANES * 32  # a program's four warps have 8 pixels each
-    return cost.together(first, cost.Work(
-        ceil_div(pixels, LANES) * ceil_div(conv.k, LANES), 4, warps * 10, f32=warps, wavefronts=warps * 2,
-        l2_bytes=8.0 * pixels * conv.k + outside * 10 * ceil_div(pixels, LANES),
-        dram_bytes=8.0 * pixels * conv.k,
-    ))  # fmt: skip
+    return cost.together(
+        first,
+        cost.Work(
+            ceil_div(pixels, LANES) * ceil_div(conv.k, LANES),
+            4,
+            warps * 10,
+            f32=warps,
+            wavefronts=warps * 2,
+            l2_bytes=8.0 * pixels * conv.k + outside * 10 * ceil_div(pixels, LANES),
+            dram_bytes=8.0 * pixels * conv.k,
+        ),
+    )
 
 
 def pack(name: str, weight: Array, conv: Conv, config: Config, tiles: Iterable[Tile]) -> Packed:
@@ -172,11 +186,11 @@ def pack(name: str, weight: Array, conv: Conv, config: Config, tiles: Iterable[T
         "tile_position": np.concatenate([np.zeros(0), *(p for _, p in ordered)]).astype(np.int32),
         "dense": np.concatenate([np.zeros((0, width), weight.dtype), *dense]),
     }
-    lengths = kept(rest, conv).sum(1)
+    lengths = nonzero(rest, conv.dtypes.weight).sum(1)
     lanes = np.full(round_up(conv.k, LANES), -1, np.int32)
     lanes[: conv.k] = np.argsort(-lengths, kind="stable")
     left = np.where(lanes[:, None] >= 0, rest[lanes], weight.dtype.type(0))
-    lane, position = np.nonzero(kept(left, conv))
+    lane, position = np.nonzero(nonzero(left, conv.dtypes.weight))
     start = np.concatenate([[0], np.cumsum(np.bincount(lane, minlength=len(lanes)))])
     arrays |= {
         "filter": lanes,
@@ -296,9 +310,11 @@ def _gathered(
         panels.append((segments.get(key, 0), segments.get(key, 0) + count, rows))
         rows, done = rows + whole, done + count
     arrays = (
-        a["member"].reshape(-1), np.array(panels, np.int32).reshape(-1), *(np.concatenate([*p, np.zeros(DEPTH,
-        np.int32)]) for p in (offsets, taps)), np.concatenate([v.reshape(-1) for v in values]),
-    )  # fmt: skip
+        a["member"].reshape(-1),
+        np.array(panels, np.int32).reshape(-1),
+        *(np.concatenate([*p, np.zeros(DEPTH, np.int32)]) for p in (offsets, taps)),
+        np.concatenate([v.reshape(-1) for v in values]),
+    )
     constants = {
         "BLOCK_M": config["pixels"],
         "BLOCK_N": config["filters"],
@@ -306,7 +322,7 @@ def _gathered(
         **_shape(conv),
         **epilogue,
     }
-    kind, pixels = TYPES[conv.dtypes.input], conv.batch * conv.out[0] * conv.out[1]
+    kind, pixels = ELEMENTS[conv.dtypes.input].triton, conv.batch * conv.out[0] * conv.out[1]
     types = (kind, "fp32" if to == "scratch" else kind, "fp32", kind, "i32", "i32", "i32", "i32", kind)
     code = TritonCode("gathered", types, tuple(constants.items()), config["warps"])
     grid = (ceil_div(pixels, config["pixels"]) * len(panels), 1, 1)
@@ -330,7 +346,7 @@ def _leftovers(a: Mapping[str, Array], conv: Conv, epilogue: Mapping[str, bool |
     offset, tap = _places(a["position"], a["filter"][lane] // (conv.k // conv.groups), conv)
     offsets[at], taps[at], values[at] = offset, tap, a["value"]
     constants = {"BLOCK_M": LANES, "LANES": LANES, **_shape(conv), **epilogue}
-    kind, pixels = TYPES[conv.dtypes.input], conv.batch * conv.out[0] * conv.out[1]
+    kind, pixels = ELEMENTS[conv.dtypes.input].triton, conv.batch * conv.out[0] * conv.out[1]
     code = TritonCode(
         "leftovers",
         (kind, kind, "fp32", kind, "fp32", "i32", "i32", "i32", "i32", kind),

@@ -13,24 +13,16 @@ with nobody (-1):
 and the nonzeros outside the tiles are rows (formats/flat.py).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise, product
 
 import numpy as np
 
 from aerogel.codegen.cpu import amx, blocks, llvm, sums
-from aerogel.codegen.cpu.abi import Kernel, block
+from aerogel.codegen.cpu.abi import Kernel
 from aerogel.errors import InvalidFile, PlanMismatch
 from aerogel.formats import flat
-from aerogel.ir.config import Config, Packed
-from aerogel.ir.conv import Conv
-from aerogel.ir.dtypes import NUMPY
-from aerogel.ir.layout import Array, Layout
-from aerogel.ir.numbers import ceil_div
-from aerogel.ir.target import Target
-from aerogel.reference import to_float64
+from aerogel.ir import NUMPY, Array, Config, Conv, Layout, Packed, Target, ceil_div, nonzero, to_float64
 
 ARRAYS = (*flat.ARRAYS, "tile", "tile_row", "tile_position", "tile_panel", "member", "panel")
 VERSION = 1
@@ -38,6 +30,23 @@ VERSION = 1
 _REGISTERS = {"avx512": 32, "avx2": 16, "generic": 16, "neon": 32}
 _MOST_VECTORS = 12
 """Vectors of pixels of a unit of work, at most: its sums lie in L2."""
+
+COST = {
+    "avx512": {
+        "load": 0.46,  # of a weight or a vector of the stage
+        "step": 0.85,  # of a position
+        "near": 0.7,  # of the nearest cache that a stage has
+        "miss": 1.5,  # of a load beyond it
+        "stage": 61.0,
+        "stage_sum": 7.7,  # of a stage, for each vector of sums
+        "gather": 180.0,  # of a tile's position, for each vector
+        "end": 40.0,  # of a filter's vector of output
+        "outside": 0.7,  # of a vector for a nonzero outside the tiles
+    }
+}
+"""Cycles by ISA; one that is not here goes by AVX-512's. Fitted by benchmarks/experiments/fit.py to 14 layers
+(ResNet-50 and VGG-19, tile-wise at 75 %) on one server core, where the first choice costs 6 % over the best
+of those tried."""
 
 Tile = tuple[Array, Array]
 """Filters and the positions they keep."""
@@ -109,17 +118,19 @@ def _cycles(
 ) -> float:
     """Modelled cycles of one image: it orders candidates and is never shown as a time.
 
-    Fitted to 14 layers (ResNet-50 and VGG-19, tile-wise at 75 %) on one AVX-512 server core, where its first
-    choice costs 6 % over the best of those tried. A panel's position costs its FMAs, two a cycle, its loads,
-    and more where the stage outgrows the near cache; a stage the sums its panels add to; a tile its
-    gathering, once for all filters; a filter its start and its end.
+    A panel's position costs its FMAs, two a cycle, its loads, and more where the stage outgrows the near
+    cache; a stage the sums its panels add to; a tile its gathering, once for all filters; a filter its start
+    and its end.
     """
+    cost = COST.get(target.isa, COST["avx512"])
     tile = min(128, conv.k // conv.groups)
     positions = inside * ceil_div(tile, filters) / tile  # of all panels: the last one of a tile is filled up
-    beyond = max(0.0, 1 - 0.7 * target.l1_bytes / (rows * width * target.vector_bytes))
-    panel = positions * (filters * width / 2 + 0.46 * (filters + width) + 0.85 + 1.5 * width * beyond)
-    panel += positions / rows * (61 + 7.7 * filters * width) + inside / tile * 180 * width
-    ends = conv.k * 40 * vectors + outside * (vectors + 2) * 0.7
+    beyond = max(0.0, 1 - cost["near"] * target.l1_bytes / (rows * width * target.vector_bytes))
+    loads = cost["load"] * (filters + width) + cost["step"] + cost["miss"] * width * beyond
+    panel = positions * (filters * width / 2 + loads)
+    panel += positions / rows * (cost["stage"] + cost["stage_sum"] * filters * width)
+    panel += inside / tile * cost["gather"] * width
+    ends = conv.k * cost["end"] * vectors + outside * (vectors + 2) * cost["outside"]
     return ceil_div(live, vectors) * (vectors // width * panel + ends)
 
 
@@ -130,7 +141,7 @@ def pack(name: str, weight: Array, conv: Conv, config: Config, tiles: Iterable[T
     tiles = [(filters, positions) for filters, positions in tiles if len(filters) and len(positions)]
     for filters, positions in tiles:
         rest[np.ix_(filters, positions)] = 0
-    work = flat.kept(weight, conv).reshape(k, own).sum(1)
+    work = nonzero(weight, conv.dtypes.weight).reshape(k, own).sum(1)
     arrays, channel_blocks = flat.pack(
         rest.reshape(weight.shape), conv, config["channels"], config["groups"], work
     )
@@ -306,13 +317,7 @@ def build(
     owned |= {n: np.ascontiguousarray(array) for n, array in own.items()}
     sizes["stage_first"], sizes["stage_rows"] = (widest + 1) * code.vectors * lanes * 4, config["rows"]
     sizes["scratch_thread"] = sizes["stage_first"] + config["rows"] * code.width * lanes * 4
-    slots = {n: array.ctypes.data for n, array in owned.items()} | sizes
-    arguments = block(blocks.ARGUMENTS, slots)
-    return [
-        Kernel(
-            f"{name} {conv}", reads, writes, entry, arguments, sizes["scratch_thread"], tuple(owned.values())
-        )
-    ]
+    return [Kernel.of(f"{name} {conv}", (reads, writes), entry, blocks.ARGUMENTS, sizes, owned)]
 
 
 def windows(a: Mapping[str, Array], conv: Conv, many: int, reads: Layout) -> Array:

@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from aerogel.errors import InvalidFile, PlanMismatch
-from aerogel.ir.layout import Array
+from aerogel.errors import InvalidArgument, PlanMismatch
+from aerogel.ir.dtypes import Array
 
 _CONFIG = re.compile(r"([a-z_]+)(?:/((?:[a-z_]+=\d+)(?:,[a-z_]+=\d+)*))?")
 
@@ -37,7 +37,7 @@ class Config:
         """The inverse of `str`."""
         m = _CONFIG.fullmatch(text)
         if m is None:
-            raise InvalidFile(
+            raise InvalidArgument(
                 f"'{text[:200]}' is not a configuration; one looks like direct/channels=64,vectors=7"
             )
         pairs = (item.split("=") for item in (m[2] or "").split(",") if item)

@@ -17,17 +17,19 @@ import math
 import re
 from dataclasses import dataclass, replace
 
-from aerogel.errors import InvalidFile, ShapeError
+from aerogel.errors import InvalidArgument, ShapeError
 from aerogel.ir.dtypes import F32, Dtypes
 
-ACTIVATIONS = ("relu", "relu6", "leaky", "above", "silu", "hardswish")
-NUMBERED = ("leaky", "above")
+ACTIVATIONS = ("relu", "relu6", "leaky_relu", "threshold", "silu", "hardswish")
+NUMBERED = ("leaky_relu", "threshold")
 """Activations that carry a number: a slope below zero, or the limit that a value must be above to stay."""
+_ONCE = {"leaky": "leaky_relu", "above": "threshold"}
+"""What files of earlier versions call them."""
 
 _SHAPE = re.compile(
     r"(?:n(?P<n>\d+))?c(?P<c>\d+)(?:h(?P<h>\d+)w(?P<w>\d+))?k(?P<k>\d+)r(?P<r>\d+)s(?P<s>\d+)"
     r"u(?P<u>\d+(?:x\d+)?)p(?P<p>\d+(?:x\d+){0,3})(?:d(?P<d>\d+(?:x\d+)?))?(?:g(?P<g>\d+))?"
-    r"(?::(?P<dtypes>[a-z0-9.]+))?(?P<epilogue>(?:\+[a-z0-9.e-]+)*)"
+    r"(?::(?P<dtypes>[a-z0-9.]+))?(?P<epilogue>(?:\+[a-z0-9_.-]+)*)"
 )
 
 
@@ -36,8 +38,8 @@ class Conv:
     """A convolution, optionally with the batch and image size that make it a concrete problem.
 
     `pad` is (top, left, bottom, right). `epilogue` holds, in the order they are applied: "bias" (first if
-    present), "add" (a residual of the output's shape) and at most one activation; "leaky0.1" carries its
-    slope, "above0.25" its limit.
+    present), "add" (a residual of the output's shape) and at most one activation; "leaky_relu0.1" carries
+    its slope, "threshold0.25" its limit.
     """
 
     c: int
@@ -68,7 +70,7 @@ class Conv:
             raise ShapeError("a Conv has all of n, h and w, or none of them")
         kinds = [_kind(e) for e in self.epilogue]
         if len(set(kinds)) != len(kinds) or ("bias" in kinds and kinds[0] != "bias"):
-            raise InvalidFile(
+            raise InvalidArgument(
                 f"epilogue {self.epilogue}: bias comes first; one add and one activation at most"
             )
         if self.n is not None:
@@ -120,7 +122,7 @@ class Conv:
     @property
     def parameter(self) -> float:
         """The number that the activation carries; 0 where it carries none."""
-        return next((float(e[5:]) for e in self.epilogue if e[:5] in NUMBERED), 0.0)
+        return next((number for e in self.epilogue if (number := _numbered(e)[1]) is not None), 0.0)
 
     @property
     def steps(self) -> tuple[str, ...]:
@@ -157,23 +159,30 @@ class Conv:
         """The inverse of `str`."""
         m = _SHAPE.fullmatch(text) if len(text) < 500 else None
         if m is None:
-            raise InvalidFile(
+            raise InvalidArgument(
                 f"'{text[:200]}' is not a convolution; write it like n1c64h56w56k64r3s3u1p1+bias+relu"
             )
         pad = [int(v) for v in m["p"].split("x")]
         if len(pad) == 3:
-            raise InvalidFile(
+            raise InvalidArgument(
                 f"'{text}': padding is one number, rows x columns, or top x left x bottom x right"
             )
         pad = pad * 4 if len(pad) == 1 else pad * 2 if len(pad) == 2 else pad
         return Conv(
-            c=int(m["c"]), k=int(m["k"]), r=int(m["r"]), s=int(m["s"]),
-            stride=_two(m["u"]), pad=(pad[0], pad[1], pad[2], pad[3]), dilation=_two(m["d"] or "1"),
-            groups=int(m["g"] or 1), dtypes=Dtypes.parse(m["dtypes"] or "f32"),
-            epilogue=tuple(m["epilogue"].split("+")[1:]),
+            c=int(m["c"]),
+            k=int(m["k"]),
+            r=int(m["r"]),
+            s=int(m["s"]),
+            stride=_two(m["u"]),
+            pad=(pad[0], pad[1], pad[2], pad[3]),
+            dilation=_two(m["d"] or "1"),
+            groups=int(m["g"] or 1),
+            dtypes=Dtypes.parse(m["dtypes"] or "f32"),
+            epilogue=tuple(_named(e) for e in m["epilogue"].split("+")[1:]),
             n=None if m["n"] is None else int(m["n"]),
-            h=None if m["h"] is None else int(m["h"]), w=None if m["w"] is None else int(m["w"]),
-        )  # fmt: skip
+            h=None if m["h"] is None else int(m["h"]),
+            w=None if m["w"] is None else int(m["w"]),
+        )
 
 
 @dataclass(frozen=True)
@@ -194,22 +203,36 @@ class Pool:
         return p, q
 
 
-def _kind(entry: str) -> str:
-    """What an epilogue entry is, checked: 'leaky0.1' -> 'leaky'."""
-    if entry in ("bias", "add") or (entry in ACTIVATIONS and entry not in NUMBERED):
+def _named(entry: str) -> str:
+    """An epilogue entry of a text, by the name it has today."""
+    if entry.startswith(NUMBERED):
         return entry
-    if (name := entry[:5]) in NUMBERED:
-        try:
-            number = float(entry[5:])
-        except ValueError:
-            number = math.nan
-        if not math.isfinite(number) or (name == "above" and number < 0):
-            raise InvalidFile(
-                f"'{entry}': leaky carries its slope, as in leaky0.1, and above a limit from 0, as "
-                "in above0.25"
-            )
-        return name
-    raise InvalidFile(f"epilogue '{entry}' is unknown; known are bias, add, {', '.join(ACTIVATIONS)}")
+    old = next((name for name in _ONCE if entry.startswith(name)), "")
+    return _ONCE.get(old, "") + entry.removeprefix(old)
+
+
+def _numbered(entry: str) -> tuple[str, float | None]:
+    """An epilogue entry's name, and the number it carries: 'leaky_relu0.1' -> 'leaky_relu', 0.1."""
+    name = next((n for n in NUMBERED if entry.startswith(n)), None)
+    if name is None:
+        return entry, None
+    try:
+        return name, float(entry.removeprefix(name))
+    except ValueError:
+        return name, math.nan
+
+
+def _kind(entry: str) -> str:
+    """What an epilogue entry is, checked."""
+    name, number = _numbered(entry)
+    if name not in ("bias", "add", *ACTIVATIONS):
+        raise InvalidArgument(f"epilogue '{entry}' is unknown; known are bias, add, {', '.join(ACTIVATIONS)}")
+    if number is not None and (not math.isfinite(number) or (name == "threshold" and number < 0)):
+        raise InvalidArgument(
+            f"'{entry}': leaky_relu carries its slope, as in leaky_relu0.1, and threshold a limit from 0, "
+            "as in threshold0.25"
+        )
+    return name
 
 
 def _short(pair: tuple[int, int]) -> str:

@@ -1,4 +1,4 @@
-"""Element types: their names, sizes and numpy's word for them. torch's are in `tensors`."""
+"""Element types: what is known of each, and numbers as stored elements. torch's own are in `tensors`."""
 
 from __future__ import annotations
 
@@ -6,16 +6,53 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from aerogel.errors import InvalidFile
+from aerogel.errors import InvalidArgument
 
-ITEM_BYTES = {"f32": 4, "f16": 2, "bf16": 2}
-NUMPY: dict[str, np.dtype[Any]] = {
-    "f32": np.dtype(np.float32),
-    "f16": np.dtype(np.float16),
-    "bf16": np.dtype(np.uint16),
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Element:
+    """An element type: numpy's type of it (bf16 has none and travels as its 16 bits), torch's and Triton's
+    names, half the distance from 1 to the next number, the smallest number above zero."""
+
+    numpy: np.dtype[Any]
+    torch: str
+    triton: str
+    unit: float
+    tiny: float
+
+
+ELEMENTS = {
+    "f32": Element(np.dtype(np.float32), "float32", "fp32", 2.0**-24, 2.0**-149),
+    "f16": Element(np.dtype(np.float16), "float16", "fp16", 2.0**-11, 2.0**-24),
+    "bf16": Element(np.dtype(np.uint16), "bfloat16", "bf16", 2.0**-8, 2.0**-133),
 }
-"""bf16 has no numpy type: it travels as its 16 bits."""
+NUMPY = {name: element.numpy for name, element in ELEMENTS.items()}
+ITEM_BYTES = {name: element.numpy.itemsize for name, element in ELEMENTS.items()}
+
+
+def to_float64(array: Array, dtype: str) -> NDArray[np.float64]:
+    """Stored elements as numbers."""
+    if dtype == "bf16":
+        return (array.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+    return array.astype(np.float64)
+
+
+def from_float64(array: Array, dtype: str) -> Array:
+    """Numbers as stored elements, to nearest even; what is too large is infinite."""
+    with np.errstate(over="ignore"):
+        if dtype != "bf16":
+            return array.astype(NUMPY[dtype])
+        bits = array.astype(np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+
+
+def nonzero(array: Array, dtype: str) -> NDArray[np.bool_]:
+    """Which stored elements are not zero, minus zero among the zeros."""
+    return np.asarray((array & 0x7FFF if dtype == "bf16" else array) != 0)
 
 
 @dataclass(frozen=True)
@@ -33,7 +70,7 @@ class Dtypes:
     def __post_init__(self) -> None:
         for name in (self.input, self.weight, self.accumulator, self.output):
             if name not in ITEM_BYTES:
-                raise InvalidFile(f"element type '{name}' is unknown; known are {', '.join(ITEM_BYTES)}")
+                raise InvalidArgument(f"element type '{name}' is unknown; known are {', '.join(ITEM_BYTES)}")
 
     def __str__(self) -> str:
         four = (self.input, self.weight, self.accumulator, self.output)
@@ -53,7 +90,7 @@ class Dtypes:
             return Dtypes.of(names[0])
         if len(names) == 4:
             return Dtypes(*names)
-        raise InvalidFile(f"'{text}' is not an element type or four of them joined by dots")
+        raise InvalidArgument(f"'{text}' is not an element type or four of them joined by dots")
 
 
 F32 = Dtypes()

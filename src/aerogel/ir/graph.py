@@ -233,9 +233,12 @@ class Graph:
             for n in self.nodes
         ]
         raw = {
-            "format": FORMAT, "inputs": list(self.inputs), "constants": list(self.constants), "nodes": nodes,
+            "format": FORMAT,
+            "inputs": list(self.inputs),
+            "constants": list(self.constants),
+            "nodes": nodes,
             "outputs": _encode(self.outputs),
-        }  # fmt: skip
+        }
         return json.dumps(raw, indent=1, allow_nan=False)
 
     @staticmethod
@@ -247,12 +250,15 @@ class Graph:
                 raise InvalidFile(f"graph format '{str(raw['format'])[:80]}' is not {FORMAT}")
             nodes = tuple(
                 Node(
-                    _text(n["name"]), _text(n["op"]), _decode(_list(n["args"])),
+                    _text(n["name"]),
+                    _text(n["op"]),
+                    _decode(_list(n["args"])),
                     {_text(k): _decode(v) for k, v in dict(n["kwargs"]).items()},
-                    None if n["conv"] is None else Conv.parse(_text(n["conv"])), _text(n["layer"]),
+                    None if n["conv"] is None else Conv.parse(_text(n["conv"])),
+                    _text(n["layer"]),
                 )
                 for n in raw["nodes"]
-            )  # fmt: skip
+            )
             inputs, constants = (tuple(_text(v) for v in _list(raw[k])) for k in ("inputs", "constants"))
             return Graph(inputs, constants, nodes, _decode(_list(raw["outputs"])))
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as why:

@@ -11,8 +11,6 @@ call.
 An expression is data: it travels in files as lists, and reading one checks every part of it.
 """
 
-from __future__ import annotations
-
 import math
 import operator
 from collections.abc import Callable, Iterator, Mapping
@@ -164,10 +162,29 @@ def from_sympy(expression: Any) -> Expression | None:
 
 
 _SYMPY = {
-    "Add": "add", "Mul": "mul", "FloorDiv": "floordiv", "CleanDiv": "floordiv", "Mod": "mod", "PythonMod":
-    "mod", "Min": "min", "Max": "max", "floor": "floor", "FloorToInt": "floor", "CeilToInt": "ceil",
-    "ceiling": "ceil", "TruncToInt": "trunc", "IntTrueDiv": "truediv", "FloatTrueDiv": "truediv", "Equality":
-    "eq", "Unequality": "ne", "LessThan": "le", "StrictLessThan": "lt", "GreaterThan": "le",
-    "StrictGreaterThan": "lt", "And": "and", "Or": "or", "Not": "not",
-}  # fmt: skip
+    "Add": "add",
+    "Mul": "mul",
+    "FloorDiv": "floordiv",
+    "CleanDiv": "floordiv",
+    "Mod": "mod",
+    "PythonMod": "mod",
+    "Min": "min",
+    "Max": "max",
+    "floor": "floor",
+    "FloorToInt": "floor",
+    "CeilToInt": "ceil",
+    "ceiling": "ceil",
+    "TruncToInt": "trunc",
+    "IntTrueDiv": "truediv",
+    "FloatTrueDiv": "truediv",
+    "Equality": "eq",
+    "Unequality": "ne",
+    "LessThan": "le",
+    "StrictLessThan": "lt",
+    "GreaterThan": "le",
+    "StrictGreaterThan": "lt",
+    "And": "and",
+    "Or": "or",
+    "Not": "not",
+}
 """sympy's and torch's classes by the operation they are."""

@@ -24,16 +24,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from aerogel.errors import InvalidFile, ShapeError
-from aerogel.ir.dtypes import ITEM_BYTES, NUMPY
+from aerogel.errors import InvalidArgument, ShapeError
+from aerogel.ir.dtypes import ITEM_BYTES, NUMPY, Array
 from aerogel.ir.numbers import ceil_div, round_up
 
-Array = NDArray[Any]
 Shape = tuple[int, int, int, int]
 
 LINE_BYTES = 64
@@ -179,13 +176,20 @@ class Layout:
         """The inverse of `str`."""
         m = _TEXT.fullmatch(text)
         if m is None:
-            raise InvalidFile(f"'{text[:200]}' is not a layout; one looks like planar:f32:p57:b1x1x1x1:s128")
+            raise InvalidArgument(
+                f"'{text[:200]}' is not a layout; one looks like planar:f32:p57:b1x1x1x1:s128"
+            )
         v = [int(g) if g and g.isdigit() else 0 for g in m.groups()]
         phases = m[1].startswith("phases")
         return Layout(
-            "phases" if phases else m[1], v[6], (v[7], v[8], v[9], v[10]), v[11], m[6],
-            (v[1], v[2]) if phases else (1, 1), (v[3], v[4]) if phases else (1, 1),
-        )  # fmt: skip
+            "phases" if phases else m[1],
+            v[6],
+            (v[7], v[8], v[9], v[10]),
+            v[11],
+            m[6],
+            (v[1], v[2]) if phases else (1, 1),
+            (v[3], v[4]) if phases else (1, 1),
+        )
 
 
 def _up(value: int, multiple: int) -> int:

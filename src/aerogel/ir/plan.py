@@ -1,17 +1,17 @@
-"""The nouns of a decision: `Timing`, `Choice`, `Plan`. Values with JSON, so that a plan can be replayed
-without timing anything."""
+"""The nouns of a decision: `Timing`, `Tried`, `Refusal`, `Choice`, `Plan`. Values with JSON, so that a plan
+can be replayed without timing anything."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from aerogel.errors import InvalidFile, printable
+from aerogel.errors import InvalidArgument, InvalidFile, printable
 from aerogel.ir.config import Config
 from aerogel.ir.conv import Conv
 from aerogel.ir.stats import Idle
@@ -38,12 +38,26 @@ class Timing:
         """From the rounds of one candidate and of the baseline beside it."""
         times, base = np.asarray(times_us), np.asarray(baseline_us)
         if len(times) == 0 or len(times) != len(base) or not (times > 0).all():
-            raise InvalidFile("a timing needs at least one round, and a baseline for each")
+            raise InvalidArgument("a timing needs at least one round, and a baseline for each")
         low, middle = np.quantile(base / times, [0.25, 0.5])
         quartile, median = np.quantile(times, [0.25, 0.5])
         return Timing(
             float(times.min()), float(quartile), float(median), len(times), float(low), float(middle)
         )
+
+
+class Tried(NamedTuple):
+    """A configuration that was timed."""
+
+    config: Config
+    timing: Timing
+
+
+class Refusal(NamedTuple):
+    """A method that was not timed, and the sentence that says why."""
+
+    method: str
+    why: str
 
 
 @dataclass(frozen=True)
@@ -60,10 +74,12 @@ class Choice:
     node: str
     conv: Conv
     config: Config
+    _: KW_ONLY
     sparsity: float = 0.0
     reason: str = ""
-    tried: tuple[tuple[Config, Timing], ...] = ()
-    refused: tuple[tuple[str, str], ...] = ()
+    tried: tuple[Tried, ...] = ()
+    """The fastest first."""
+    refused: tuple[Refusal, ...] = ()
     in_network: Timing | None = None
     idle: Idle | None = None
     """Zeros of its input on the calibration inputs."""
@@ -73,16 +89,43 @@ class Choice:
     pooled: bool = False
     """Whether its kernel also does the pooling after it."""
 
+    def fastest(self) -> dict[str, Tried]:
+        """The fastest configuration of each method that was timed, by the method's name."""
+        return {tried.config.method: tried for tried in reversed(self.tried)}
+
+    def chosen_us(self) -> float | None:
+        """Median microseconds of what was chosen; None where it was not timed alone."""
+        return next((t.timing.p50_us for t in self.tried if t.config == self.config), None)
+
+    def configs(self) -> tuple[Config, ...]:
+        """What was timed, the fastest first."""
+        return tuple(t.config for t in self.tried)
+
+    def next_best(self) -> Config:
+        """The fastest configuration of another method."""
+        return next(c for c in self.configs() if c.method != self.config.method)
+
+
+@dataclass(frozen=True)
+class Beside:
+    """Median microseconds of another runtime and of ours, in the same rounds."""
+
+    theirs_us: float
+    ours_us: float
+
 
 @dataclass(frozen=True)
 class Plan:
     """All choices for one target, with the whole model's timing. With `image_by_image` a batch runs so, and
-    choices are for one image."""
+    choices are for one image. `onnxruntime` is that runtime's time for a file, where it was taken; `differed`
+    says where answers were not torch's, so that torch runs the model."""
 
     target: Machine
     choices: tuple[Choice, ...]
     model: Timing | None = None
     image_by_image: bool = False
+    onnxruntime: Beside | None = None
+    differed: str = ""
 
     def to_json(self) -> str:
         def timing(t: Timing | None) -> Any:
@@ -94,6 +137,8 @@ class Plan:
                 "target": str(self.target),
                 "model": timing(self.model),
                 "apart": self.image_by_image,
+                "onnxruntime": self.onnxruntime and vars(self.onnxruntime),
+                "differed": self.differed,
                 "choices": [
                     {
                         "layer": c.layer,
@@ -128,21 +173,24 @@ class Plan:
                     str(c["node"]),
                     Conv.parse(c["conv"]),
                     Config.parse(c["config"]),
-                    _share(c["sparsity"]),
-                    printable(c["reason"]),
-                    tuple((Config.parse(config), _timing(t)) for config, t in c["tried"]),
-                    tuple((printable(method), printable(why)) for method, why in c["refused"]),
-                    None if c["in_network"] is None else _timing(c["in_network"]),
-                    None if c["idle"] is None else _idle(*c["idle"]),
-                    None
+                    sparsity=_share(c["sparsity"]),
+                    reason=printable(c["reason"]),
+                    tried=tuple(Tried(Config.parse(config), _timing(t)) for config, t in c["tried"]),
+                    refused=tuple(Refusal(printable(name), printable(why)) for name, why in c["refused"]),
+                    in_network=None if c["in_network"] is None else _timing(c["in_network"]),
+                    idle=None if c["idle"] is None else _idle(*c["idle"]),
+                    limit=None
                     if c["most"] is None
                     else _limit(c["most"], [str(config) for config, _ in c["tried"]], str(c["config"])),
-                    _flag(c["pooled"]),
+                    pooled=_flag(c["pooled"]),
                 )
                 for c in raw["choices"]
             )
             model = None if raw["model"] is None else _timing(raw["model"])
-            return Plan(machine(raw["target"]), choices, model, _flag(raw["apart"]))
+            theirs = raw.get("onnxruntime")
+            beside = None if theirs is None else Beside(_us(theirs["theirs_us"]), _us(theirs["ours_us"]))
+            differed = printable(raw.get("differed", ""))
+            return Plan(machine(raw["target"]), choices, model, _flag(raw["apart"]), beside, differed)
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError, OverflowError) as why:
             raise InvalidFile(f"not a plan: {type(why).__name__} {str(why)[:200]}") from None
 
@@ -151,6 +199,12 @@ def _flag(raw: object) -> bool:
     if not isinstance(raw, bool):
         raise InvalidFile(f"a flag is true or false, not {str(raw)[:80]}")
     return raw
+
+
+def _us(raw: Any) -> float:
+    if not 0 < float(raw) < math.inf:
+        raise InvalidFile(f"no time: {str(raw)[:80]}")
+    return float(raw)
 
 
 def _share(raw: Any) -> float:

@@ -8,8 +8,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from aerogel.errors import InvalidFile
-from aerogel.ir.layout import Array
+from aerogel.errors import InvalidArgument
+from aerogel.ir.dtypes import Array
 
 RUN, MOST, FEW = 32, 0.6, 64
 """Filters in a run; the share of them that makes a position theirs; filters that are compared with each
@@ -101,9 +101,14 @@ class Stats:
         kept = np.count_nonzero(mask, axis=1)
         runs = [majority(mask[filters]).sum() for filters in runs_of(kept)]
         return Stats(
-            weight.size, int(kept.sum()), int((kept == 0).sum()), int(kept.max(initial=0)), int(sum(runs)),
-            _alike(mask, kept), idle
-        )  # fmt: skip
+            weight.size,
+            int(kept.sum()),
+            int((kept == 0).sum()),
+            int(kept.max(initial=0)),
+            int(sum(runs)),
+            _alike(mask, kept),
+            idle,
+        )
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), sort_keys=True)
@@ -118,4 +123,4 @@ class Stats:
                 **{name: int(values[name]) for name in Stats.__annotations__ if name != "idle"}, idle=known
             )
         except (ValueError, KeyError, TypeError) as why:
-            raise InvalidFile(f"not the statistics of a layer: {str(why)[:200]}") from None
+            raise InvalidArgument(f"not the statistics of a layer: {str(why)[:200]}") from None

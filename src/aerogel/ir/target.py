@@ -16,7 +16,7 @@ from pathlib import Path
 
 import llvmlite.binding as llvm
 
-from aerogel.errors import InvalidFile, ShapeError
+from aerogel.errors import InvalidArgument, ShapeError
 
 VECTOR_BYTES = {"avx512": 64, "avx2": 32, "generic": 16, "neon": 16}
 ISAS = ("avx512", "avx2", "generic")
@@ -55,9 +55,11 @@ class Target:
 
     def __post_init__(self) -> None:
         if self.isa not in VECTOR_BYTES:
-            raise InvalidFile(f"instruction set '{self.isa}' is unknown; known are {', '.join(VECTOR_BYTES)}")
+            raise InvalidArgument(
+                f"instruction set '{self.isa}' is unknown; known are {', '.join(VECTOR_BYTES)}"
+            )
         if set(self.extras) - set(EXTRAS) or self.extras != tuple(sorted(self.extras)):
-            raise InvalidFile(f"extras {self.extras}: known are {', '.join(EXTRAS)}, in this order")
+            raise InvalidArgument(f"extras {self.extras}: known are {', '.join(EXTRAS)}, in this order")
         if not 1 <= self.threads <= MOST_THREADS:
             raise ShapeError(f"a target has 1 to {MOST_THREADS} threads, not {self.threads}")
 
@@ -86,7 +88,7 @@ class Target:
         """The inverse of `str`."""
         m = _TEXT.fullmatch(text)
         if m is None:
-            raise InvalidFile(
+            raise InvalidArgument(
                 f"'{text[:200]}' is not a target; one looks like cpu-avx2+f16c-l1:49152-l2:2097152-l3:0-t4"
             )
         return Target(m[1], tuple(m[2].split("+")[1:]), int(m[3]), int(m[4]), int(m[5]), int(m[6]))
@@ -110,7 +112,7 @@ class Gpu:
             or not re.fullmatch(r"\w+", self.arch)
             or min(self.processors, self.shared_bytes) < 1
         ):
-            raise InvalidFile(f"'{self}' is not a GPU; one looks like cuda-sm_90-p132-s232448")
+            raise InvalidArgument(f"'{self}' is not a GPU; one looks like cuda-sm_90-p132-s232448")
 
     def __str__(self) -> str:
         return (
@@ -122,7 +124,7 @@ class Gpu:
         """The inverse of `str`."""
         m = _GPU.fullmatch(text)
         if m is None:
-            raise InvalidFile(f"'{text[:200]}' is not a GPU; one looks like cuda-sm_90-p132-s232448")
+            raise InvalidArgument(f"'{text[:200]}' is not a GPU; one looks like cuda-sm_90-p132-s232448")
         return Gpu(m[1], m[2], int(m[3]), int(m[4]), m[5] is not None)
 
 
@@ -151,7 +153,7 @@ def machine(text: str) -> Machine:
     if _GPU.fullmatch(text):
         return Gpu.parse(text)
     if not re.fullmatch(r"[\w.+-]{1,200}", text):
-        raise InvalidFile(f"'{text[:200]}' names no machine")
+        raise InvalidArgument(f"'{text[:200]}' names no machine")
     return Other(text)
 
 

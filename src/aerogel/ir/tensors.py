@@ -1,7 +1,5 @@
 """The nouns in torch's words: element types, arrays as tensors, and a Conv as torch's own calls."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -10,9 +8,9 @@ import torch
 import torch.nn.functional as F
 
 from aerogel.ir.conv import Conv
-from aerogel.ir.layout import Array
+from aerogel.ir.dtypes import ELEMENTS, Array
 
-TORCH = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+TORCH: dict[str, torch.dtype] = {name: getattr(torch, element.torch) for name, element in ELEMENTS.items()}
 KINDS = {dtype: kind for kind, dtype in TORCH.items()}
 
 
@@ -71,8 +69,8 @@ def epilogue(
 _ACTIVATE: dict[str, Callable[[torch.Tensor, float], torch.Tensor]] = {
     "relu": lambda y, _: F.relu(y),
     "relu6": lambda y, _: F.relu6(y),
-    "leaky": lambda y, slope: F.leaky_relu(y, slope),
-    "above": lambda y, limit: F.threshold(y, limit, 0.0),
+    "leaky_relu": lambda y, slope: F.leaky_relu(y, slope),
+    "threshold": lambda y, limit: F.threshold(y, limit, 0.0),
     "silu": lambda y, _: F.silu(y),
     "hardswish": lambda y, _: F.hardswish(y),
 }

@@ -18,19 +18,16 @@ and each of the last two is a Form:
     configs(conv, target, stats)   points of its search space, likely winners first
     pack(weight, conv, config)     weight -> Packed; sees no image size
     unpack(packed, conv)           Packed -> weight: pack's own proof; raises InvalidFile on a damaged Packed
-    build(packed, conv, config, ...)   what runs: Kernels on a CPU, Launches on a GPU
+    build(packed, conv, config, ...)   what runs: Kernels or a LibraryCall on a CPU, Launches on a GPU
 """
 
 from collections.abc import Iterator
 from importlib import import_module
 from typing import Any, Protocol, cast
 
-from aerogel.codegen.cpu.abi import Kernel
-from aerogel.errors import InvalidFile
-from aerogel.ir.config import Config, Packed
-from aerogel.ir.conv import Conv, Pool
-from aerogel.ir.layout import Array, Layout
-from aerogel.ir.stats import Stats
+from aerogel.codegen.cpu.abi import Kernel, LibraryCall
+from aerogel.errors import InvalidArgument
+from aerogel.ir import Array, Config, Conv, Layout, Packed, Pool, Stats
 
 METHODS = ("dense", "direct", "stridepack", "tilewise", "blockgemm", "actsparse")
 BASELINE = METHODS[0]
@@ -84,7 +81,7 @@ class CpuForm(Form, Protocol):
         reads: Layout,
         writes: Layout,
         rows: int | None = None,
-    ) -> list[Kernel]: ...
+    ) -> list[Kernel] | LibraryCall: ...
 
 
 class GpuForm(Form, Protocol):
@@ -99,7 +96,7 @@ class GpuForm(Form, Protocol):
 def _room(name: str, part: str = "") -> Any:
     """A method's folder or a file of it. Names come from files too: no other module is ever imported."""
     if name not in METHODS:
-        raise InvalidFile(f"'{name[:80]}' is no method: {', '.join(METHODS)} are")
+        raise InvalidArgument(f"'{name[:80]}' is no method: {', '.join(METHODS)} are")
     return import_module(f"aerogel.methods.{name}{part}")
 
 

@@ -5,8 +5,6 @@ library, in the same rounds; then the whole model, with each layer on what was f
 Everything shown is measured, on these shapes, here; only a recipe's time is predicted, from the layers' own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice, pairwise, product
@@ -18,12 +16,8 @@ import torch
 from aerogel.backends import Backend, backend_of
 from aerogel.capture.network import Network
 from aerogel.capture.nodes import problem
-from aerogel.errors import AerogelError, printable
-from aerogel.ir.config import Config
-from aerogel.ir.conv import Conv
-from aerogel.ir.layout import Array
-from aerogel.ir.plan import Choice, Plan, Timing
-from aerogel.ir.stats import Stats
+from aerogel.errors import InvalidArgument, printable
+from aerogel.ir import GRAPH, Array, Choice, Config, Conv, Plan, Stats, Timing, Tried
 from aerogel.ir.tensors import TORCH, from_torch
 from aerogel.methods import BASELINE, METHODS
 from aerogel.progress import Advance, progress_line
@@ -159,7 +153,7 @@ def advise(
     ]
     kinds = several(patterns, "patterns", "patterns=('unstructured', 'tilewise')")
     if not shares or not kinds:
-        raise AerogelError(
+        raise InvalidArgument(
             "advise() needs at least one pattern and one sparsity: patterns=('tilewise',), sparsities=(0.9,)"
         )
     for kind in kinds:
@@ -167,7 +161,7 @@ def advise(
     a_speedup(speedup)
     search.effort(tune)
     if dtype is not None and dtype not in (TORCH["f16"], TORCH["bf16"]):
-        raise AerogelError(f"dtype is None, torch.float16 or torch.bfloat16, not {dtype!r}")
+        raise InvalidArgument(f"dtype is None, torch.float16 or torch.bfloat16, not {dtype!r}")
     call = as_call(args, kwargs)
     backend = backend_of(call)
     model = as_weights(private(a_module(model, "advise"), call))
@@ -175,7 +169,7 @@ def advise(
     with progress_line(None) as advance, torch.no_grad():
         network, _ = read(model, call, None, advance)
         if not network.convs():
-            raise AerogelError(
+            raise InvalidArgument(
                 "the model has no convolution or Linear that kernels of ours take: pruning it gains nothing"
             )
         shapes = network.shapes(network.captured.flat(*call))
@@ -291,17 +285,17 @@ def _runs(
     if effort is not None or dtype is not None:
         asked = Asked(tune, effort, METHODS, backend, Store(None, backend), dtype, [])
         network, plan, _ = tuned(network, call, asked, lambda _: None)
-        return runner(Compiled(model, network, plan, "graph"), call, "contiguous")
+        return runner(Compiled(model, network, plan, GRAPH), call)
     shapes, choices = network.shapes(network.captured.flat(*call)), list[Choice]()
     for node in network.convs():
         conv, (config, own, theirs) = problem(node, shapes), at[node.name]
         dense = next(_baseline(backend, conv, network.arrays[node.conv_inputs()[1]]))
-        tried: tuple[tuple[Config, Timing], ...] = ((dense, Timing.of([theirs], [theirs])),)
+        tried = [Tried(dense, Timing.of([theirs], [theirs]))]
         if config is not None:
-            tried = ((config, Timing.of([own], [theirs])), *tried)
-        choices.append(Choice(node.layer or "", node.name, conv, tried[0][0], tried=tried))
+            tried.insert(0, Tried(config, Timing.of([own], [theirs])))
+        choices.append(Choice(node.layer or "", node.name, conv, tried[0].config, tried=tuple(tried)))
     plan = Plan(backend.target, tuple(assigned(backend, network.graph, shapes, choices)))
-    return runner(Compiled(model, network, plan, "graph"), call, "contiguous")
+    return runner(Compiled(model, network, plan, GRAPH), call)
 
 
 def _recipe(

@@ -21,10 +21,8 @@ from torch.utils import _pytree as pytree
 from aerogel.capture import interpret
 from aerogel.capture.captured import Captured
 from aerogel.capture.export import capture
-from aerogel.errors import AerogelError, printable
-from aerogel.ir.graph import Node
-from aerogel.ir.layout import Array
-from aerogel.ir.stats import Idle
+from aerogel.errors import InvalidArgument, printable
+from aerogel.ir import Array, Idle, Node
 from aerogel.progress import progress_line
 from aerogel.pruning.mistakes import a_module, a_number, a_score, a_share, several
 from aerogel.runtime.eager import Call, as_call
@@ -95,14 +93,14 @@ def boost(
         as_call(sample, None) for sample in several(calibration, "calibration", "boost(model, [x1, x2, ...])")
     ]
     if not calls:
-        raise AerogelError("boost needs real inputs: boost(model, [x1, x2, ...])")
+        raise InvalidArgument("boost needs real inputs: boost(model, [x1, x2, ...])")
     with progress_line(None) as advance, torch.no_grad():
         advance("boosting: reading the model")
         model = as_weights(private(model, calls[0]))
         captured = model.captured if isinstance(model, GraphModel) else capture(model, *calls[0])
         maps = _looked_at(captured, calls, advance)
         if not maps:
-            raise AerogelError("the model has no ReLU, so nothing in it is ever skipped")
+            raise InvalidArgument("the model has no ReLU, so nothing in it is ever skipped")
         judge = evaluate or _nearness(_with(captured, {}), calls)
 
         def score(other: nn.Module) -> float:

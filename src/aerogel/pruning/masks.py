@@ -11,8 +11,6 @@ A layer's scores are a matrix of filters x positions (c, r, s). `shares` says ho
 layers together ("global": the least important anywhere), or one for each layer.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -20,8 +18,8 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from aerogel.errors import AerogelError
-from aerogel.ir.numbers import ceil_div
+from aerogel.errors import InvalidArgument
+from aerogel.ir import ceil_div
 
 TILE = 128
 """Filters in a tile: the paper's, and four registers of a matrix engine."""
@@ -53,7 +51,7 @@ def as_block(pattern: object) -> tuple[int, int] | None:
         r"([1-9]\d{0,3})x([1-9]\d{0,3})", "1x1" if pattern == "unstructured" else str(pattern)
     )
     if found is None or not isinstance(pattern, str):
-        raise AerogelError(
+        raise InvalidArgument(
             f"pattern is unstructured, NxM (such as 4x1), tilewise, tw1d or tew, not '{pattern}'"
         )
     return int(found[1]), int(found[2])

@@ -1,8 +1,6 @@
 """What people hand to prune() and its kin by mistake, and the sentence each gets: what it is, and what to
 do."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Iterable, Mapping
 from difflib import get_close_matches
@@ -13,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from aerogel.errors import AerogelError
+from aerogel.errors import AerogelError, InvalidArgument
 
 MOST_NAMES = 12
 """Layers that a sentence lists."""
@@ -40,7 +38,7 @@ def a_module(model: Any, call: str) -> nn.Module:
         why = "a state is no model. Build the module, call its load_state_dict(), and give the module"
     elif callable(model):
         why = "a function has no layers. Give the nn.Module that holds them"
-    raise AerogelError(f"{call}() takes a torch.nn.Module, not a {kind}" + (f": {why}." if why else "."))
+    raise InvalidArgument(f"{call}() takes a torch.nn.Module, not a {kind}" + (f": {why}." if why else "."))
 
 
 def a_share(value: Any, what: str, *, zero: bool = False) -> float:
@@ -49,7 +47,7 @@ def a_share(value: Any, what: str, *, zero: bool = False) -> float:
     if 0 < number < 1 or (zero and number == 0):
         return number
     percent = f": for {number:g} % say {number / 100:g}" if 1 < number < 100 else ""
-    raise AerogelError(
+    raise InvalidArgument(
         f"{what} is a share {'from 0 to less than 1' if zero else 'between 0 and 1'}, not {value!r}{percent}"
     )
 
@@ -63,7 +61,7 @@ def a_count(value: Any, what: str) -> int:
     """A whole number from 1 on."""
     if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
         return value
-    raise AerogelError(f"{what} is a whole number of at least 1, not {value!r}")
+    raise InvalidArgument(f"{what} is a whole number of at least 1, not {value!r}")
 
 
 def a_speedup(value: Any) -> float | None:
@@ -72,7 +70,7 @@ def a_speedup(value: Any) -> float | None:
         return None
     if 0 < real(value) < math.inf:
         return real(value)
-    raise AerogelError(f"speedup is how many times as fast the model shall be, such as 2.0, not {value!r}")
+    raise InvalidArgument(f"speedup is how many times as fast the model shall be, such as 2.0, not {value!r}")
 
 
 def several(value: Any, what: str, example: str) -> list[Any]:
@@ -80,9 +78,9 @@ def several(value: Any, what: str, example: str) -> list[Any]:
     if isinstance(value, str | bytes | Mapping | Real | torch.Tensor | nn.Module) or hasattr(
         value, "__array__"
     ):
-        raise AerogelError(f"{what} is a list, not a {type(value).__name__}: say {example}")
+        raise InvalidArgument(f"{what} is a list, not a {type(value).__name__}: say {example}")
     if not isinstance(value, Iterable):
-        raise AerogelError(f"{what} is a list, not a {type(value).__name__}: say {example}")
+        raise InvalidArgument(f"{what} is a list, not a {type(value).__name__}: say {example}")
     return list(value)
 
 
@@ -90,7 +88,7 @@ def a_score(evaluate: Any) -> Any:
     """`evaluate` as given, or the sentence that it is no function."""
     if evaluate is None or callable(evaluate):
         return evaluate
-    raise AerogelError(
+    raise InvalidArgument(
         "evaluate is a function of the model, giving a number that is higher when better; not a "
         f"{type(evaluate).__name__}"
     )
@@ -103,7 +101,7 @@ def a_number(found: Any) -> float:
     except (TypeError, ValueError, RuntimeError):
         number = math.nan
     if not math.isfinite(number):
-        raise AerogelError(
+        raise InvalidArgument(
             f"evaluate(model) gave {str(found)[:80]}; it must give a finite number, higher when better"
         )
     return number

@@ -1,8 +1,6 @@
 """prune(), finalize(): masks held by torch's own parametrization, so that any training loop, optimizer and
 checkpoint works."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
@@ -11,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils import parametrize
 
-from aerogel.errors import AerogelError
+from aerogel.errors import InvalidArgument
 from aerogel.pruning.masks import Shares, as_block, masks
 from aerogel.pruning.mistakes import a_module, a_share, no_layer, several
 from aerogel.runtime.weights import bake
@@ -84,9 +82,9 @@ def chosen(
     what is wrong."""
     found = dict(prunable(a_module(model, "prune")))
     if not found:
-        raise AerogelError("the model has no convolution (Conv1d, Conv2d, Conv3d) and no Linear to prune")
+        raise InvalidArgument("the model has no convolution (Conv1d, Conv2d, Conv3d) and no Linear to prune")
     if scope not in SCOPES or score not in SCORES:
-        raise AerogelError(
+        raise InvalidArgument(
             f"scope is one of {', '.join(SCOPES)}, score one of {', '.join(SCORES)}; not '{scope}' "
             f"and '{score}'"
         )
@@ -102,13 +100,13 @@ def chosen(
         shares = dict.fromkeys(found, a_share(sparsity, "sparsity", zero=True))
     wanted = {name: (found[name], shares[name]) for name in found if name in shares and name not in exclude}
     if not wanted:
-        raise AerogelError(
+        raise InvalidArgument(
             "no layer is left to prune: "
             + ("sparsity names none" if not shares else "exclude names them all")
         )
     lazy = [name for name, (module, _) in wanted.items() if isinstance(module.weight, UninitializedParameter)]
     if lazy:
-        raise AerogelError(f"'{lazy[0]}' has no weight yet: call the model once on an example first")
+        raise InvalidArgument(f"'{lazy[0]}' has no weight yet: call the model once on an example first")
     return wanted
 
 
@@ -122,7 +120,7 @@ def _followed(
         for kind, _ in sorted(recipe.values())
     }
     if not kinds:
-        raise AerogelError(
+        raise InvalidArgument(
             "the advice has no recipe: ask for a speedup that pruning can give, advise(model, "
             "args, speedup=1.5)"
         )
@@ -171,7 +169,7 @@ def _score(name: str, module: nn.Module, how: str) -> Tensor:
         return torch.as_tensor(weight).abs().cpu()
     gradient = _under(module).grad
     if gradient is None:
-        raise AerogelError(
+        raise InvalidArgument(
             f"score 'taylor' needs gradients, and '{name}' has none: call backward() on a loss first"
         )
     found: Tensor = (weight * gradient).abs().cpu()

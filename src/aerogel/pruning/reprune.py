@@ -7,8 +7,6 @@ share of the layer's weight (L1) lost, until a layer has lost `max_weight_loss`,
 of what `evaluate` says. A layer that is then no faster gets its weights back.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -20,12 +18,9 @@ from torch import nn
 
 from aerogel.backends import Backend, backend_of
 from aerogel.capture.nodes import problem
-from aerogel.errors import AerogelError, printable
+from aerogel.errors import InvalidArgument, printable
 from aerogel.formats import clusters
-from aerogel.ir.conv import Conv
-from aerogel.ir.dtypes import Dtypes
-from aerogel.ir.layout import Array
-from aerogel.ir.plan import Choice
+from aerogel.ir import Array, Choice, Conv, Dtypes
 from aerogel.methods import BASELINE, METHODS
 from aerogel.progress import progress_line
 from aerogel.pruning.mistakes import a_module, a_number, a_score, a_share, real
@@ -135,9 +130,9 @@ def reprune(
     a_module(model, "reprune")
     a_share(max_weight_loss, "max_weight_loss")
     if a_score(evaluate) is not None and max_drop is not None and not 0 <= real(max_drop) < math.inf:
-        raise AerogelError(f"max_drop is how much of evaluate's number may be lost, not {max_drop!r}")
+        raise InvalidArgument(f"max_drop is how much of evaluate's number may be lost, not {max_drop!r}")
     if (evaluate is None) != (max_drop is None):
-        raise AerogelError(
+        raise InvalidArgument(
             "evaluate and max_drop go together: what to measure, and how much of it may be lost"
         )
     backend, found = backend_of(), list[_Layer]()
@@ -152,7 +147,7 @@ def reprune(
                 _Layer(name, module, conv, weight, *known[key], leftovers(weight, conv, max_weight_loss))
             )
         if not found:
-            raise AerogelError(
+            raise InvalidArgument(
                 "no convolution or Linear of the model has zeros; prune it first: aerogel.prune(model, 0.8)"
             )
         steps = _steps(found)
@@ -262,7 +257,9 @@ def _within(
 def _again(backend: Backend, layer: _Layer) -> LayerReport:
     """Time a layer that lost weights beside what it was; if it is no faster, it gets them back."""
     before, after = layer.before, layer.before
-    middle = before_us = next(t.p50_us for c, t in before.tried if c == before.config)
+    before_us = before.chosen_us()
+    assert before_us is not None
+    middle = before_us
     cut = layer.cut()
     if layer.gone:
         after = search.time_layer(backend, layer.conv, cut, METHODS, search.EFFORTS["fast"])
@@ -275,7 +272,16 @@ def _again(backend: Backend, layer: _Layer) -> LayerReport:
     size = np.abs(layer.weight).sum()
     blocks = [1 - len(_left(w, layer.conv)) / max(1, int(np.count_nonzero(w))) for w in (layer.weight, cut)]
     return LayerReport(
-        layer.name, str(layer.conv), before.config.method, before_us, after.config.method, middle, blocks[0],
-        blocks[1], int(np.count_nonzero(layer.weight)), layer.gone, float(1 - np.abs(cut).sum() / size),
+        layer.name,
+        str(layer.conv),
+        before.config.method,
+        before_us,
+        after.config.method,
+        middle,
+        blocks[0],
+        blocks[1],
+        int(np.count_nonzero(layer.weight)),
+        layer.gone,
+        float(1 - np.abs(cut).sum() / size),
         layer.cost_us * 1e3,
-    )  # fmt: skip
+    )

@@ -1,13 +1,11 @@
 """Schedule: sparsity that grows while a model trains."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import nn
 
-from aerogel.errors import AerogelError
+from aerogel.errors import InvalidArgument
 from aerogel.pruning.mistakes import a_count, a_module, several
 from aerogel.pruning.prune import attached, chosen, prune
 
@@ -34,7 +32,7 @@ class Schedule:
         exclude: Iterable[str] = (),
     ) -> None:
         if hasattr(final, "recipe"):
-            raise AerogelError(
+            raise InvalidArgument(
                 "a Schedule has one pattern: give {layer: share} of the advice's recipe, and pattern="
             )
         left_out = tuple(several(exclude, "exclude", "exclude=['head']"))
@@ -68,7 +66,7 @@ class Schedule:
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         if not isinstance(state, Mapping) or not isinstance(count := state.get("count"), int) or count < 0:
-            raise AerogelError(
+            raise InvalidArgument(
                 "this is no state of a Schedule: give what its state_dict() gave, {'count': steps done}"
             )
         self.count = count

@@ -1,14 +1,12 @@
 """explain(): layer by layer what was chosen, how fast it is, and why not the others."""
 
-from __future__ import annotations
-
 import html
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
-from aerogel.errors import AerogelError, printable
-from aerogel.ir.plan import Choice
+from aerogel.errors import InvalidArgument, printable
+from aerogel.ir import Choice
 from aerogel.methods import BASELINE, METHODS, method
 from aerogel.report.reasons import why_dense
 from aerogel.runtime.module import Compiled
@@ -69,11 +67,11 @@ def _shown(text: str) -> str:
 def explain(fast: Compiled, *, layer: str | None = None) -> Report:
     """Say what compile() decided and measured. `layer` keeps one layer."""
     if not isinstance(fast, Compiled):
-        raise AerogelError(f"explain() takes what compile() gave, not a {type(fast).__name__}")
+        raise InvalidArgument(f"explain() takes what compile() gave, not a {type(fast).__name__}")
     points = fast.points if isinstance(fast, Several) else (fast,)
     rows = tuple(_row(c) for p in points for c in p.plan.choices if layer in (None, c.layer))
     if layer is not None and not rows:
-        raise AerogelError(
+        raise InvalidArgument(
             f"no layer is called '{layer}'; {_nearest(layer, [c.layer for c in fast.plan.choices])}"
         )
     target, heads, notes = (
@@ -87,7 +85,7 @@ def explain(fast: Compiled, *, layer: str | None = None) -> Report:
         notes = [f"at {size}: {note}" for size, p in zip(named, points, strict=True) for note in p.notes]
     others = "other image sizes" if fast.plan.image_by_image else "other image sizes and batches"
     notes = [
-        *(n for n in notes if not n.startswith("onnxruntime ") and ": onnxruntime " not in n),
+        *notes,
         f"tuned for {target}; {others} use the same methods with their own first configuration",
         *(["batches run image by image"] if fast.plan.image_by_image else []),
         f"workspaces held now: {fast.workspace_bytes() / 2**20:.1f} MB",
@@ -97,7 +95,12 @@ def explain(fast: Compiled, *, layer: str | None = None) -> Report:
 
 def _beside(fast: Compiled) -> str:
     """The headline, after onnxruntime's time where that was taken."""
-    return " ".join([*(f"{n}." for n in fast.notes if n.startswith("onnxruntime ")), _headline(fast)])
+    beside = fast.plan.onnxruntime
+    if beside is None:
+        return _headline(fast)
+    advice = "aerogel is faster" if beside.ours_us < beside.theirs_us else "keep onnxruntime"
+    times = f"onnxruntime {beside.theirs_us / 1e3:.1f} ms, aerogel {beside.ours_us / 1e3:.1f} ms"
+    return f"{times}: {advice}. {_headline(fast)}"
 
 
 def _nearest(name: str, layers: list[str]) -> str:
@@ -111,10 +114,10 @@ def _headline(fast: Compiled) -> str:
     sparse, layers = sum(c.config.method != BASELINE for c in fast.plan.choices), len(fast.plan.choices)
     why = "" if sparse else f" {why_dense(fast)}"
     own = f"; {sparse} of {layers} layers on sparse kernels" if sparse else ""
-    if fast.how not in ("graph", "parts"):
-        slower = "no plan was faster on this machine"
-        differs = next((n for n in fast.notes if "answers differed" in n), slower)
-        return f"torch ({fast.how}) runs the model: {differs}.{why if differs is slower else ''}"
+    if fast.how.by == "torch":
+        if fast.plan.differed:
+            return f"torch ({fast.how}) runs the model: {fast.plan.differed}."
+        return f"torch ({fast.how}) runs the model: no plan was faster on this machine.{why}"
     if fast.plan.model is None:
         return f"Nothing was timed (tune='off'){own and own + ', by rule'}.{why}"
     return f"{fast.plan.model.ratio_p50:.2f}x over the faster torch layout{own}.{why}"
@@ -122,22 +125,26 @@ def _headline(fast: Compiled) -> str:
 
 def _row(choice: Choice) -> dict[str, Any]:
     paper = method(choice.config.method).PAPER
-    best = {config.method: (str(config), t) for config, t in reversed(choice.tried)}
+    best, own = choice.fastest(), choice.config.method
     others = dict(choice.refused)
     for name in METHODS:
-        if name != choice.config.method and name in best and choice.config.method in best:
+        if name != own and name in best and own in best:
             config, timing = best[name]
-            mine = best[choice.config.method][1]
-            others[name] = f"{timing.p50_us:.0f} us ({config}), {choice.config.method} {mine.p50_us:.0f} us"
-    mine_us = next((t.p50_us for c, t in choice.tried if c == choice.config), None)
-    dense_us = best[BASELINE][1].p50_us if BASELINE in best else None
+            others[name] = f"{timing.p50_us:.0f} us ({config}), {own} {best[own].timing.p50_us:.0f} us"
+    dense_us = best[BASELINE].timing.p50_us if BASELINE in best else None
     named = f"{choice.config} ({paper})"
+    reason = f"; {choice.reason}" if choice.reason else ""
     return {
-        "layer": choice.layer, "conv": str(choice.conv), "sparsity": choice.sparsity, "chosen": named +
-        (f"; {choice.reason}" if choice.reason else "") + _pooled(choice) + _limit(choice), "idle":
-        str(choice.idle) if choice.idle else "", "us": mine_us, "dense_us": dense_us, "in_network_us":
-        choice.in_network and choice.in_network.p50_us, "others": others,
-    }  # fmt: skip
+        "layer": choice.layer,
+        "conv": str(choice.conv),
+        "sparsity": choice.sparsity,
+        "chosen": named + reason + _pooled(choice) + _limit(choice),
+        "idle": str(choice.idle) if choice.idle else "",
+        "us": choice.chosen_us(),
+        "dense_us": dense_us,
+        "in_network_us": choice.in_network and choice.in_network.p50_us,
+        "others": others,
+    }
 
 
 def _pooled(choice: Choice) -> str:

@@ -1,13 +1,10 @@
 """Why no layer of a model is on a sparse kernel: the reason that most of its layers share, and only where it
 is true, sparsity."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 
-from aerogel.ir.graph import Node, Ref
-from aerogel.ir.plan import Choice
+from aerogel.ir import Choice, Node, Ref
 from aerogel.ir.tensors import KINDS
 from aerogel.runtime.module import Compiled
 from aerogel.tune.search import NOT_ASKED, RULE, TOO_FEW
@@ -34,9 +31,9 @@ def why_dense(fast: Compiled) -> str:
 
 def _of(choice: Choice) -> str:
     """Why this layer is dense."""
-    refused = [why for _, why in choice.refused]
+    refused = [refusal.why for refusal in choice.refused]
     asked = [why for why in refused if why != NOT_ASKED]
-    timed = any(config.method != choice.config.method for config, _ in choice.tried)
+    timed = any(config.method != choice.config.method for config in choice.configs())
     if refused and not asked and not timed:
         return "only dense was asked for (methods= or strict_nan=True)"
     if TOO_FEW in refused or (choice.sparsity < RULE and (timed or not refused)):

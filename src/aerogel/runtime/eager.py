@@ -1,7 +1,5 @@
 """The model as torch runs it: the baseline of every comparison, and what is fed to its parts."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -10,35 +8,35 @@ import torch
 from torch.utils import _pytree as pytree
 
 from aerogel.capture.captured import Captured
-from aerogel.errors import AerogelError
+from aerogel.errors import InvalidArgument
+from aerogel.ir import GRAPH, LAYOUTS, Way
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 DOUBTFUL = 0.01
 """Share of the whole numbers of an answer that may differ: a largest of many is decided by rounding where two
 are alike."""
-LAYOUTS = ("contiguous", "channels_last")
 
 
 def as_call(args: Any, kwargs: Mapping[str, Any] | None) -> Call:
     """An example call, its tensors copied: the user's stay as they are. A bare tensor counts as the only
     argument."""
     if isinstance(args, Mapping):
-        raise AerogelError(
+        raise InvalidArgument(
             "args are in order; a dict of arguments by name is kwargs: compile(model, kwargs={...})"
         )
     if any(
         hasattr(v, "__array__") and not isinstance(v, torch.Tensor)
         for v in pytree.tree_leaves((args, kwargs))
     ):
-        raise AerogelError(
+        raise InvalidArgument(
             "an argument of the example is a numpy array: torch.from_numpy(array) makes a tensor of it"
         )
     if not isinstance(args, torch.Tensor | tuple | list):
-        raise AerogelError(
+        raise InvalidArgument(
             f"args are a tensor or a tuple of the model's arguments, not a {type(args).__name__}"
         )
     if kwargs is not None and not isinstance(kwargs, Mapping):
-        raise AerogelError(
+        raise InvalidArgument(
             f"kwargs are a dict of the model's arguments by name, not a {type(kwargs).__name__}"
         )
     call = (args,) if isinstance(args, torch.Tensor) else tuple(args), dict(kwargs or {})
@@ -74,35 +72,29 @@ class InType(torch.nn.Module):
         return pytree.tree_map_only(torch.Tensor, back, self.body(*args, **kwargs))
 
 
-def bodies(model: torch.nn.Module, dtype: torch.dtype | None) -> dict[str, torch.nn.Module]:
-    """The forms in which torch can run the model: both layouts, and with `dtype` both again in that type."""
-    found = in_both_layouts(model)
-    if dtype is None or all(p.dtype == dtype for p in model.parameters()):
-        return found
-    name = str(dtype).removeprefix("torch.")
-    return found | {f"{layout} {name}": m for layout, m in in_both_layouts(InType(model, dtype)).items()}
-
-
-def forms(model: torch.nn.Module, dtype: torch.dtype | None) -> tuple[str, ...]:
-    """The names of `bodies`."""
+def ways(model: torch.nn.Module, dtype: torch.dtype | None) -> tuple[Way, ...]:
+    """How torch can run the model: in both layouts, and with `dtype` in both again in that type."""
     own = dtype is None or all(p.dtype == dtype for p in model.parameters())
-    return (
-        LAYOUTS
-        if own
-        else (*LAYOUTS, *(f"{layout} {str(dtype).removeprefix('torch.')}" for layout in LAYOUTS))
-    )
+    dtypes = ("",) if own else ("", str(dtype).removeprefix("torch."))
+    return tuple(Way("torch", layout, name) for name in dtypes for layout in LAYOUTS)
 
 
-def in_both_layouts(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
-    """The model, and a copy of it in torch's other layout. Only images have one: `to(memory_format=)` raises
-    on a Conv3d."""
-    other = copy.deepcopy(model)
-    for parameter in other.parameters():
+def body(model: torch.nn.Module, way: Way) -> torch.nn.Module:
+    """The model as torch runs it this way: itself, or a copy."""
+    made = InType(model, getattr(torch, way.dtype)) if way.dtype else model
+    if way.layout == LAYOUTS[0]:
+        return made
+    other = copy.deepcopy(made)
+    for parameter in other.parameters():  # only images have a layout: `to(memory_format=)` raises on a Conv3d
         parameter.data = channels_last(parameter.data)
-    return {"contiguous": model, "channels_last": other}
+    return other
 
 
-def runner(model: torch.nn.Module, call: Call, layout: str) -> Callable[[], Any]:
+def bodies(model: torch.nn.Module, dtype: torch.dtype | None) -> dict[Way, torch.nn.Module]:
+    return {way: body(model, way) for way in ways(model, dtype)}
+
+
+def runner(model: torch.nn.Module, call: Call, way: Way = GRAPH) -> Callable[[], Any]:
     """A function that runs the model on the example. Every candidate is given the same tensors: a change of
     layout is its own."""
 
@@ -110,7 +102,7 @@ def runner(model: torch.nn.Module, call: Call, layout: str) -> Callable[[], Any]
         with torch.no_grad():
             args, kwargs = (
                 pytree.tree_map_only(torch.Tensor, channels_last, call)
-                if layout.startswith("channels_last")
+                if way.layout == "channels_last"
                 else call
             )
             return model(*args, **kwargs)
@@ -121,7 +113,7 @@ def runner(model: torch.nn.Module, call: Call, layout: str) -> Callable[[], Any]
 def answer(model: torch.nn.Module, call: Call) -> Any:
     """What a model answers, from the same random numbers each time."""
     torch.manual_seed(0)
-    return runner(model, call, "contiguous")()
+    return runner(model, call)()
 
 
 def memory_of(model: torch.nn.Module) -> frozenset[int]:
@@ -209,7 +201,7 @@ def record(model: torch.nn.Module, call: Call) -> dict[str, Call]:
 
         hooks.append(module.register_forward_pre_hook(keep, with_kwargs=True))
     try:
-        runner(model, call, "contiguous")()
+        runner(model, call)()
     finally:
         for hook in hooks:
             hook.remove()

@@ -1,8 +1,6 @@
 """`GraphModel`: a model that is only its graph, as read from a file: torch runs it, under the names its state
 had."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import replace
@@ -13,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 from aerogel.capture import interpret
 from aerogel.capture.captured import Captured
-from aerogel.errors import AerogelError, ShapeError
+from aerogel.errors import InvalidArgument, ShapeError
 
 
 class GraphModel(torch.nn.Module):
@@ -58,7 +56,7 @@ class GraphModel(torch.nn.Module):
         unknown = [name for name in state_dict if name not in self._state]
         if strict and (unknown or len(state_dict) < len(self._state)):
             missing = [name for name in self._state if name not in state_dict]
-            raise AerogelError(f"state of another model: '{(unknown + missing)[0]}' is not in both")
+            raise InvalidArgument(f"state of another model: '{(unknown + missing)[0]}' is not in both")
         for name, value in state_dict.items():
             if name in self._state:
                 self.get_parameter(_held(name)).data.copy_(value)

@@ -16,8 +16,8 @@ from aerogel.capture import interpret
 from aerogel.capture.captured import SAME_NAME, Captured, drawn
 from aerogel.capture.fuse import fuse
 from aerogel.capture.network import Network
-from aerogel.errors import AerogelError, ShapeError
-from aerogel.ir.plan import Plan, Timing
+from aerogel.errors import AerogelError, InvalidArgument, ShapeError
+from aerogel.ir import GRAPH, Plan, Timing, Way
 from aerogel.locks import Lock
 from aerogel.runtime import operator, others
 from aerogel.runtime.eager import channels_last, memory_of, unshared
@@ -43,14 +43,14 @@ class Compiled(torch.nn.Module):
         original: torch.nn.Module,
         network: Network | None,
         plan: Plan,
-        how: str,
+        how: Way,
         notes: tuple[str, ...] = (),
         body: torch.nn.Module | None = None,
         captured: Captured | None = None,
         backend: Backend | None = None,
     ) -> None:
-        """`how`: "graph" runs the network under the plan on `backend`, by default the CPU; "parts" and the
-        names of eager.bodies() call `body`.
+        """GRAPH runs the network under the plan on `backend`, by default the CPU; every other way calls
+        `body`.
 
         `captured` is what save() writes: the network's own, or given where torch runs a model that was
         captured whole.
@@ -149,7 +149,7 @@ class Compiled(torch.nn.Module):
                 "answer would become a constant. "
                 "Trace or export the original."
             )
-        if self.how != "graph" or self.network is None or torch.is_autocast_enabled("cpu"):
+        if self.how != GRAPH or self.network is None or torch.is_autocast_enabled("cpu"):
             return self._eager(args, kwargs)
         try:
             inputs = self._flat(args, kwargs)
@@ -222,7 +222,7 @@ class Compiled(torch.nn.Module):
         body = self.__dict__["_body"]
         if not torch.is_grad_enabled():
             try:
-                if self.how.startswith("channels_last"):
+                if self.how.layout == "channels_last":
                     args, kwargs = tuple(map(_swapped, args)), {n: _swapped(v) for n, v in kwargs.items()}
                 if self._memory is None:
                     self._memory = frozenset() if torch.compiler.is_dynamo_compiling() else memory_of(body)
@@ -270,10 +270,10 @@ class Compiled(torch.nn.Module):
     ) -> Any:
         """New values for the same masks: folded and packed again under the same plan."""
         if not isinstance(state_dict, Mapping):
-            raise AerogelError(
+            raise InvalidArgument(
                 f"a state is what state_dict() of the model gives, not a {type(state_dict).__name__}"
             )
-        if self.network is None or self.how != "graph":
+        if self.network is None or self.how != GRAPH:
             raise AerogelError(
                 "this module runs the original model. Load the weights there, then compile again."
             )
@@ -283,12 +283,12 @@ class Compiled(torch.nn.Module):
             if held is None:
                 continue
             if not isinstance(value, torch.Tensor) or value.shape != held.shape:
-                raise AerogelError(
+                raise InvalidArgument(
                     f"'{name}' is {_shaped(value)}; the model's is {_shaped(held)}. Load the "
                     "weights of this model."
                 )
             if held.dim() > 1 and not torch.equal(held != 0, value != 0):
-                raise AerogelError(
+                raise InvalidArgument(
                     f"'{name}' has other zeros than the compiled model. Load it into the original, "
                     "then compile again."
                 )

@@ -19,7 +19,7 @@ from aerogel.capture.fuse import fuse
 from aerogel.capture.half import Half
 from aerogel.capture.network import Network
 from aerogel.errors import AerogelError, ShapeError, UnsupportedModel
-from aerogel.ir.plan import Plan
+from aerogel.ir import GRAPH, Plan
 from aerogel.locks import Lock
 from aerogel.runtime.eager import alike, memory_of, unshared
 from aerogel.runtime.graphmodel import GraphModel
@@ -77,7 +77,7 @@ class Others:
             self._warn(f"calls of more than {MOST_PROGRAMS} kinds ({why})")
             return
         try:
-            made = self._make(first.original, *again(first, args, kwargs), "graph", backend=first.backend)
+            made = self._make(first.original, *again(first, args, kwargs), GRAPH, backend=first.backend)
             if not alike(wanted, made(*args, **kwargs)):
                 raise UnsupportedModel("the answer differs from torch's")
             self._made.append(made)

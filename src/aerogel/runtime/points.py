@@ -1,8 +1,6 @@
 """`Several`: one model tuned at several sizes. A call goes to the point of its own sizes, else to the
 nearest."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -11,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from aerogel.errors import AerogelError
+from aerogel.errors import InvalidArgument
 from aerogel.runtime.module import Compiled
 
 
@@ -35,7 +33,7 @@ class Several(Compiled):
         self.points = tuple(points)
         self.sizes = [sizes(p.captured.example) for p in points if p.captured is not None]
         if len(self.sizes) < len(points) or len(set(self.sizes)) < len(points):
-            raise AerogelError("several points need a model that is captured whole, and sizes that differ")
+            raise InvalidArgument("several points need a model that is captured whole, and sizes that differ")
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.points[self.nearest(sizes((args, kwargs)))](*args, **kwargs)

@@ -5,8 +5,6 @@ What a model answers may depend on more than its arguments: buffers and attribut
 training mode, random numbers. compile() finds that out here, by running the copy.
 """
 
-from __future__ import annotations
-
 import copy
 import weakref
 from collections import deque
@@ -18,7 +16,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from aerogel.errors import AerogelError, UnsupportedModel
+from aerogel.errors import AerogelError, InvalidArgument, UnsupportedModel
 from aerogel.runtime.eager import Call, alike, answer, runner
 
 _PARTS = ("_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks", "_backward_hooks")
@@ -31,7 +29,7 @@ def private(model: Any, call: Call) -> nn.Module:
     Raises AerogelError where it is no module, or where its answers depend on training mode and it is in that.
     """
     if not isinstance(model, nn.Module):
-        raise AerogelError(
+        raise InvalidArgument(
             f"compile() takes a torch.nn.Module or the path of an ONNX file, not {_described(model)}"
         )
     copied = _copied(model)
@@ -78,7 +76,7 @@ def shell(model: nn.Module) -> nn.Module:
 def _complete(model: nn.Module, call: Call) -> None:
     """One run gives lazy modules their sizes."""
     try:
-        runner(model, call, "contiguous")()
+        runner(model, call)()
     except Exception as why:
         raise AerogelError(
             f"the model has lazy layers and does not run on the example: {str(why)[:200]}"

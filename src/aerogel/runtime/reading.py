@@ -1,7 +1,5 @@
 """From a model and an example call to a Network, and what is to be said of it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from aerogel.capture.captured import Captured

@@ -12,8 +12,6 @@ A file is never code. Whatever it says about sizes is compared with the bytes th
 is allocated, so that it cannot ask for more than 32 bytes of memory a byte.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math
@@ -25,13 +23,20 @@ from safetensors import SafetensorError, deserialize
 from safetensors.numpy import save
 
 from aerogel.errors import InvalidFile
-from aerogel.ir.layout import Array
-from aerogel.ir.numbers import ceil_div
+from aerogel.ir import Array, ceil_div
 
 DTYPES = {
-    "float32": np.float32, "float16": np.float16, "bfloat16": np.uint16, "float64": np.float64, "int8":
-    np.int8, "uint8": np.uint8, "int16": np.int16, "int32": np.int32, "int64": np.int64, "bool": np.bool_,
-}  # fmt: skip
+    "float32": np.float32,
+    "float16": np.float16,
+    "bfloat16": np.uint16,
+    "float64": np.float64,
+    "int8": np.int8,
+    "uint8": np.uint8,
+    "int16": np.int16,
+    "int32": np.int32,
+    "int64": np.int64,
+    "bool": np.bool_,
+}
 SPARSE = 0.25
 """Share of zeros from which an array is kept as bits and nonzeros."""
 

@@ -5,8 +5,6 @@ measured. Loading folds and packs again as compiling did, so that the answers ar
 kind of CPU it chooses by rule, or measures anew.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -19,14 +17,11 @@ from aerogel.capture.captured import Captured
 from aerogel.capture.sizes import understood
 from aerogel.compiler import checked, compile, together
 from aerogel.disk import write_whole
-from aerogel.errors import AerogelError, InvalidFile, UnsupportedModel, printable
-from aerogel.ir import guards
-from aerogel.ir.graph import Graph
-from aerogel.ir.plan import Plan
-from aerogel.ir.target import Gpu, short
+from aerogel.errors import AerogelError, InvalidArgument, InvalidFile, UnsupportedModel, printable
+from aerogel.ir import GRAPH, Gpu, Graph, Plan, Way, guards, short
 from aerogel.ir.tensors import TORCH, from_torch
 from aerogel.methods import method
-from aerogel.runtime.eager import bodies, forms
+from aerogel.runtime.eager import body, ways
 from aerogel.runtime.graphmodel import GraphModel
 from aerogel.runtime.module import Compiled
 from aerogel.runtime.points import Several
@@ -52,7 +47,7 @@ _DAMAGE = (
 def save(fast: Compiled, path: str | Path) -> None:
     """Write a compiled model to one file, whole or not at all."""
     if not isinstance(fast, Compiled) or not isinstance(path, str | Path):
-        raise AerogelError(
+        raise InvalidArgument(
             f"save() takes what compile() gave and a path, not a {type(fast).__name__} and a "
             f"{type(path).__name__}"
         )
@@ -75,14 +70,25 @@ def save(fast: Compiled, path: str | Path) -> None:
     state = fast.state_dict()
     arrays = {name: _stored(value) for name, value in {**state, **captured.constants}.items()}
     model = {
-        "format": FORMAT, "dtype": _half(fast), "state": list(state), "constants": list(captured.constants),
-        "points": [{"how": p.how, "notes": list(p.notes), "example": _structure(p.captured.example)} for p in
-        points if p.captured], "answer": _structure(pytree.tree_unflatten([0] * captured.out_spec.num_leaves,
-        captured.out_spec)), "shapes": {name: list(shape) for name, shape in captured.shapes.items()},
-        "sizes": [list(s) for s in captured.sizes], "dtypes": [_name(d) for d in captured.dtypes], "outputs":
-        list(captured.output_names), "guards": [guards.to_json(guard) for guard in captured.guards], "types":
-        {name: _name(dtype) for name, dtype in captured.types.items() if _name(dtype) in container.DTYPES},
-    }  # fmt: skip
+        "format": FORMAT,
+        "dtype": _half(fast),
+        "state": list(state),
+        "constants": list(captured.constants),
+        "points": [
+            {"how": str(p.how), "notes": list(p.notes), "example": _structure(p.captured.example)}
+            for p in points
+            if p.captured
+        ],
+        "answer": _structure(pytree.tree_unflatten([0] * captured.out_spec.num_leaves, captured.out_spec)),
+        "shapes": {name: list(shape) for name, shape in captured.shapes.items()},
+        "sizes": [list(s) for s in captured.sizes],
+        "dtypes": [_name(d) for d in captured.dtypes],
+        "outputs": list(captured.output_names),
+        "guards": [guards.to_json(guard) for guard in captured.guards],
+        "types": {
+            name: _name(dtype) for name, dtype in captured.types.items() if _name(dtype) in container.DTYPES
+        },
+    }
     texts = {"model": json.dumps(model, allow_nan=False), "graph": captured.graph.to_json()}
     texts |= {f"plan{i}": point.plan.to_json() for i, point in enumerate(points)}
     try:
@@ -94,7 +100,7 @@ def save(fast: Compiled, path: str | Path) -> None:
 def load(path: str | Path, *, tune: str | float = "off", store: str | Path | None = None) -> Compiled:
     """A model from its file. `tune` other than "off" measures it anew on this machine, as compile() would."""
     if not isinstance(path, str | Path):
-        raise AerogelError(f"load() takes the path of a file, not a {type(path).__name__}")
+        raise InvalidArgument(f"load() takes the path of a file, not a {type(path).__name__}")
     try:
         content = Path(path).read_bytes()
     except OSError as why:
@@ -118,7 +124,7 @@ def load(path: str | Path, *, tune: str | float = "off", store: str | Path | Non
         points = [
             (
                 _captured(model, point["example"], graph, tensors),
-                str(point["how"]),
+                Way.parse(str(point["how"])),
                 tuple(map(printable, point["notes"])),
                 Plan.from_json(texts[f"plan{i}"]),
             )
@@ -146,7 +152,7 @@ def _restored(
     captured: Captured,
     state: Any,
     plan: Plan,
-    how: str,
+    how: Way,
     notes: tuple[str, ...],
     dtype: Any,
     tune: str | float,
@@ -158,15 +164,15 @@ def _restored(
     found = understood(network.graph, network.constants, example)
     if found is not None:
         network.learn(example, found)
-    if how != "graph" or tune != "off":  # the graph as it was saved runs too
+    if how != GRAPH or tune != "off":  # the graph as it was saved runs too
         understood(captured.graph, captured.constants, example)
     model = GraphModel(captured, state)
     if tune != "off":
         return compile(model, *captured.filled(), dtype=dtype, tune=tune, store=store)
-    if how != "graph":
-        if how not in forms(model, dtype):
-            raise InvalidFile(f"'{how[:80]}' is no way to run a model")
-        return Compiled(model, None, plan, how, notes, bodies(model, dtype)[how], model.captured)
+    if how != GRAPH:
+        if how not in ways(model, dtype):
+            raise InvalidFile(f"'{str(how)[:80]}' is no way to run this model")
+        return Compiled(model, None, plan, how, notes, body(model, how), model.captured)
     backend = backend_of()
     asked = Asked("off", None, names, backend, Store(store, backend), dtype, [])
     same = backend.suits(plan.target)
@@ -190,7 +196,7 @@ def _restored(
         call = captured.example if dtype is None else captured.filled()
         network, plan, said = tuned(network, call, asked, lambda _: None)
         notes = (*notes, *said)
-    return Compiled(model, network, plan, "graph", notes, backend=backend)
+    return Compiled(model, network, plan, GRAPH, notes, backend=backend)
 
 
 def _captured(model: Any, raw: Any, graph: Graph, tensors: dict[str, torch.Tensor]) -> Captured:
@@ -278,7 +284,7 @@ def _half(fast: Compiled) -> str | None:
     if fast.network is not None:
         half = fast.network.half
         return None if half is None else _name(TORCH[half.dtypes.input])
-    return fast.how.partition(" ")[2] or None
+    return fast.how.dtype or None
 
 
 def _name(dtype: torch.dtype | None) -> str | None:

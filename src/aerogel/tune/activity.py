@@ -1,7 +1,5 @@
 """What of a layer's input is zero on real inputs, which only they can tell: `compile(calibration=...)`."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,11 +7,7 @@ import numpy as np
 from aerogel.backends import Backend
 from aerogel.capture.network import Network
 from aerogel.capture.nodes import image_shape
-from aerogel.ir.config import Config
-from aerogel.ir.conv import Conv
-from aerogel.ir.layout import Array, Shape
-from aerogel.ir.numbers import ceil_div
-from aerogel.ir.stats import Idle
+from aerogel.ir import Array, Config, Conv, Idle, Shape, ceil_div
 from aerogel.runtime.eager import Call
 from aerogel.tune.measure import interleaved
 

@@ -4,16 +4,13 @@ A layer alone misleads: it may win by less than the copies around it cost. So th
 the assignment with the least total over the graph is taken.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from aerogel.backends import Backend, Trial
-from aerogel.ir.graph import Graph
-from aerogel.ir.plan import Choice
+from aerogel.ir import Choice, Graph
 from aerogel.methods import BASELINE, METHODS
 from aerogel.tune.measure import interleaved
 from aerogel.tune.search import with_config
@@ -34,11 +31,11 @@ def assigned(
     native, dense, ours = dict[str, float](), dict[str, float](), dict[str, str]()
     entries: dict[str, float] = {}
     for c in choices:
-        best = {config.method: (t.p50_us, config) for config, t in reversed(c.tried)}
-        dense[c.node] = best[BASELINE][0]
+        best = c.fastest()
+        dense[c.node] = best[BASELINE].timing.p50_us
         for name in METHODS:
             if name in best and name != BASELINE:
-                spent, config = best[name]
+                config, spent = best[name].config, best[name].timing.p50_us
                 key = f"{c.conv} {config}"
                 if key not in entries:
                     entries[key] = _us(backend, backend.entry(c.conv, config))

@@ -5,8 +5,6 @@ layers of which none is left -> assign layers to kernels with the copies between
 running network decide between the best two
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,8 +15,7 @@ from aerogel.backends import Backend
 from aerogel.capture.half import Half
 from aerogel.capture.network import Network
 from aerogel.capture.nodes import Shapes, pairs, pooling_of
-from aerogel.ir.dtypes import F32
-from aerogel.ir.plan import Choice, Plan, Timing
+from aerogel.ir import F32, Choice, Plan, Timing
 from aerogel.ir.tensors import KINDS
 from aerogel.methods import BASELINE
 from aerogel.progress import Advance

@@ -5,8 +5,6 @@ that is what people accept who run half precision today, and needs no number of 
 bf16 need only stay finite.) A layer none of whose dense forms is accurate stays f32.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -15,12 +13,7 @@ import torch
 
 from aerogel.backends import Backend
 from aerogel.capture.nodes import image_shape
-from aerogel.ir.config import Config
-from aerogel.ir.conv import Conv
-from aerogel.ir.dtypes import F32
-from aerogel.ir.graph import Node
-from aerogel.ir.layout import Array
-from aerogel.ir.plan import Choice
+from aerogel.ir import F32, Array, Choice, Config, Conv, Node, Refusal
 from aerogel.ir.tensors import plain
 from aerogel.methods import BASELINE, rounding
 from aerogel.tune.search import keep
@@ -45,13 +38,13 @@ def accurate(
             known[key] = _worst(backend, choice, config, node, weight, samples)
         return known[key]
 
-    tried = tuple(t for t in choice.tried if not why_not(t[0]))
+    tried = tuple(t for t in choice.tried if not why_not(t.config))
     if not tried and why_not(choice.config):
         return None
-    lost = dict.fromkeys(f"{c}: {why_not(c)}" for c, _ in choice.tried if why_not(c))
-    refused = (*choice.refused, *((text.partition("/")[0], text) for text in lost))
+    lost = [Refusal(c.method, f"{c}: {why_not(c)}") for c in choice.configs() if why_not(c)]
+    refused = tuple(dict.fromkeys((*choice.refused, *lost)))
     chosen = next((c for c, t in tried if c.method == BASELINE or keep(t)), choice.config)
-    if tried and all(c.method != BASELINE for c, _ in tried):
+    if tried and all(t.config.method != BASELINE for t in tried):
         return None
     return replace(choice, config=chosen, tried=tried, refused=refused)
 

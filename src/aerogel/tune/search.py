@@ -4,8 +4,6 @@ Each layer's candidates are timed beside dense in the same rounds; `assign` then
 the best two of each layer are timed again in the running network, and the whole model has the last word.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
@@ -15,13 +13,8 @@ import numpy as np
 
 from aerogel.backends import Backend, Trial
 from aerogel.capture.nodes import problem
-from aerogel.errors import AerogelError
-from aerogel.ir.config import Config
-from aerogel.ir.conv import Conv
-from aerogel.ir.graph import Graph, Node
-from aerogel.ir.layout import Array
-from aerogel.ir.plan import Choice, Timing
-from aerogel.ir.stats import Idle, Stats
+from aerogel.errors import InvalidArgument
+from aerogel.ir import Array, Choice, Config, Conv, Graph, Idle, Node, Refusal, Stats, Timing, Tried
 from aerogel.methods import BASELINE, METHODS, demands, method
 from aerogel.tune.activity import Seen, break_even
 from aerogel.tune.measure import ROUND_US, interleaved
@@ -58,7 +51,7 @@ def effort(tune: object) -> Effort | None:
         return EFFORTS[tune]
     if isinstance(tune, int | float) and not isinstance(tune, bool) and 0 < tune < float("inf"):
         return Effort(200, 9, float(tune))
-    raise AerogelError(f"tune is 'off', 'fast', 'full' or seconds, not {tune!r}")
+    raise InvalidArgument(f"tune is 'off', 'fast', 'full' or seconds, not {tune!r}")
 
 
 def keep(timing: Timing) -> bool:
@@ -83,12 +76,12 @@ def time_layer(
     stats, rng = Stats.of(weight, None if seen is None else seen.idle), np.random.default_rng(0)
     x = rng.standard_normal(conv.x_shape).astype(np.float32) if seen is None else seen.fitted(conv.x_shape)
     bias = rng.standard_normal(conv.k).astype(np.float32)
-    configs, calls, refused = list[Config](), list[Trial](), list[tuple[str, str]]()
+    configs, calls, refused = list[Config](), list[Trial](), list[Refusal]()
     for name in METHODS:
         form = backend.form(name)
         why = form.refuse(conv, backend.target, stats) if name in (*names, BASELINE) else NOT_ASKED
         if why is not None:
-            refused.append((name, why))
+            refused.append(Refusal(name, why))
             continue
         earlier = [c for c in known if c.method == name]
         most = effort.configs if name != BASELINE else BASELINES
@@ -112,10 +105,10 @@ def time_layer(
     timings = [Timing.of(t, times[dense][: len(t)]) for t in times]
     best = min(left, key=lambda i: middle[i] if keep(timings[i]) or i == dense else np.inf)
     order = sorted(range(len(configs)), key=lambda i: (i not in left, middle[i]))
-    tried = tuple((configs[i], timings[i]) for i in order)
+    tried = tuple(Tried(configs[i], timings[i]) for i in order)
     limit: float | None = None
     if method(configs[best].method).SKIPS_INPUT:
-        other = next(c for c, _ in tried if not method(c.method).SKIPS_INPUT)
+        other = next(t.config for t in tried if not method(t.config.method).SKIPS_INPUT)
         limit = break_even(backend, conv, configs[best], other, weight, x, bias, effort.rounds)
     return Choice(
         layer="",
@@ -171,8 +164,7 @@ def group_layers(
 
 def with_config(choice: Choice, name: str) -> Choice:
     """The choice moved to its fastest candidate of a method."""
-    config = next(c for c, _ in choice.tried if c.method == name)
-    return replace(choice, config=config)
+    return replace(choice, config=choice.fastest()[name].config)
 
 
 def refined(choice: Choice, second: Config, times: list[list[float]]) -> Choice:
@@ -199,20 +191,20 @@ def joined(choice: Choice, pool: str, times: Sequence[Mapping[str, Sequence[floa
 def runner_up(choice: Choice) -> Config:
     """The next configuration of the chosen method, or the chosen one where there is no other."""
     asked = demands(choice.config)
-    others = (c for c, _ in _ours(choice) if c != choice.config and demands(c) == asked)
+    others = (c for c in _ours(choice) if c != choice.config and demands(c) == asked)
     return next(others, choice.config)
 
 
 def modest(choice: Choice) -> Config:
     """The fastest configuration that asks nothing of the other layers of its image size."""
-    return next((c for c, _ in _ours(choice) if not demands(c)), choice.config)
+    return next((c for c in _ours(choice) if not demands(c)), choice.config)
 
 
-def _ours(choice: Choice) -> tuple[tuple[Config, Timing], ...]:
+def _ours(choice: Choice) -> tuple[Config, ...]:
     """What was tried of the chosen method, the fastest first; nothing where torch runs the layer."""
     if choice.config.method == BASELINE:
         return ()
-    return tuple(t for t in choice.tried if t[0].method == choice.config.method)
+    return tuple(c for c in choice.configs() if c.method == choice.config.method)
 
 
 def pitched(choices: list[Choice], times: list[dict[str, list[float]]]) -> list[Choice]:
@@ -263,5 +255,5 @@ def rule(backend: Backend, conv: Conv, weight: Array, names: Iterable[str]) -> C
         config=next(backend.form(name).configs(conv, backend.target, stats)),
         sparsity=stats.sparsity,
         reason="by rule, not timed",
-        refused=tuple(refused.items()),
+        refused=tuple(Refusal(name, why) for name, why in refused.items()),
     )

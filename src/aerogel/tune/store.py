@@ -8,8 +8,6 @@ world has another folder, and a record whose key is not the one asked for is a m
 its configurations must be among those a method offers. A torn, poisoned or foreign file costs at most time.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging
@@ -25,13 +23,8 @@ import numpy as np
 
 from aerogel.backends import Backend
 from aerogel.disk import cache_folder, not_kept, read_small, write_whole
-from aerogel.errors import AerogelError, printable
-from aerogel.ir.config import Config
-from aerogel.ir.conv import Conv
-from aerogel.ir.dtypes import Dtypes
-from aerogel.ir.layout import Array
-from aerogel.ir.plan import Choice, Plan
-from aerogel.ir.stats import Stats
+from aerogel.errors import AerogelError, InvalidArgument, printable
+from aerogel.ir import GRAPH, Array, Choice, Config, Conv, Dtypes, Plan, Stats, Way
 from aerogel.methods import METHODS
 
 log = logging.getLogger("aerogel")
@@ -66,7 +59,7 @@ def mask_digest(weight: Array) -> str:
 
 def offered(choice: Choice, stats: Stats, backend: Backend, target: object) -> bool:
     """Whether every configuration of a choice is one its method offers for this layer on `target`."""
-    named = {choice.config, *(c for c, _ in choice.tried)}
+    named = {choice.config, *choice.configs()}
     for name in {c.method for c in named}:
         if name not in METHODS or backend.form(name).refuse(choice.conv, target, stats) is not None:
             return False
@@ -87,7 +80,7 @@ def not_offered(
     alike = set[str]()
     for choice, weight in zip(choices, weights, strict=True):
         stats = Stats.of(weight, choice.idle)
-        named = f"{choice.conv} {choice.config} {[str(c) for c, _ in choice.tried]} {stats}"
+        named = f"{choice.conv} {choice.config} {[str(c) for c in choice.configs()]} {stats}"
         if named not in alike and not offered(choice, stats, backend, target):
             return choice
         alike.add(named)
@@ -99,7 +92,7 @@ class Known:
     """A whole model's record: its plan, who runs it ("graph" or a torch layout), what was said, and when."""
 
     plan: Plan
-    how: str
+    how: Way
     notes: tuple[str, ...]
     measured: str
 
@@ -109,7 +102,7 @@ class Store:
 
     def __init__(self, folder: str | Path | None, backend: Backend) -> None:
         if isinstance(folder, str) and "://" in folder:
-            raise AerogelError(
+            raise InvalidArgument(
                 f"a store is a folder on this machine; '{folder}' is an address, and those are not read yet"
             )
         self.backend = backend
@@ -132,7 +125,8 @@ class Store:
         """Configurations of the same problem at the nearest density, fastest first: an order for candidates,
         no more."""
         stats = Stats.of(weight)
-        density, best = 1 - stats.sparsity, (NEAR, ())
+        density = 1 - stats.sparsity
+        best: tuple[float, tuple[Config, ...]] = (NEAR, ())
         path, key = self._layer(conv, "", effort)
         try:
             others = sorted(p for p in path.parent.iterdir() if p.suffix == ".json")[:64]
@@ -151,20 +145,20 @@ class Store:
                     and apart < best[0]
                     and offered(choice, replace(stats, idle=choice.idle), self.backend, self.backend.target)
                 ):
-                    best = (apart, tuple(c for c, _ in choice.tried))  # type: ignore[assignment]
+                    best = (apart, choice.configs())
         return best[1]
 
     def put_layer(self, weight: Array, choice: Choice, effort: str) -> None:
         path, key = self._layer(choice.conv, mask_digest(weight), effort)
-        self._write(path, key, Plan(self.backend.target, (choice,)), "graph", ())
+        self._write(path, key, Plan(self.backend.target, (choice,)), GRAPH, ())
 
     def model(
-        self, key: str, layers: Sequence[tuple[str, Conv, Array]], forms: Collection[str]
+        self, key: str, layers: Sequence[tuple[str, Conv, Array]], ways: Collection[Way]
     ) -> Known | None:
         """The whole model's choices. `layers` are the graph's convolutions in order, by name and with their
-        weights; `forms` the ways in which torch could run the model."""
+        weights; `ways` the ways in which torch could run the model."""
         found = self._read(self.folder / "models" / f"{key}.json", {**self._world, "model": key})
-        if found is None or found.how not in ("graph", *forms):
+        if found is None or found.how not in (GRAPH, *ways):
             return None
         choices = found.plan.choices
         same = [(name, conv) for name, conv, _ in layers] == [
@@ -177,7 +171,7 @@ class Store:
         )
         return found if known else None
 
-    def put_model(self, key: str, plan: Plan, how: str, notes: tuple[str, ...]) -> None:
+    def put_model(self, key: str, plan: Plan, how: Way, notes: tuple[str, ...]) -> None:
         self._write(self.folder / "models" / f"{key}.json", {**self._world, "model": key}, plan, how, notes)
 
     def _layer(self, conv: Conv, mask: str, effort: str) -> tuple[Path, dict[str, str]]:
@@ -200,7 +194,7 @@ class Store:
             if not (isinstance(own["how"], str) and isinstance(own["notes"], list)):
                 raise ValueError("its texts are none")
             measured = date.fromisoformat(own["measured"]).isoformat()
-            return Known(plan, own["how"], tuple(map(printable, own["notes"])), measured)
+            return Known(plan, Way.parse(own["how"]), tuple(map(printable, own["notes"])), measured)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as why:
@@ -218,11 +212,14 @@ class Store:
             log.warning("ignoring a tuning record: %s: %s", printable(path.name), printable(why)[:200])
             return None
 
-    def _write(self, path: Path, key: dict[str, str], plan: Plan, how: str, notes: tuple[str, ...]) -> None:
+    def _write(self, path: Path, key: dict[str, str], plan: Plan, how: Way, notes: tuple[str, ...]) -> None:
         body = {
-            "key": key, "how": how, "notes": list(notes), "measured": date.today().isoformat(), "plan":
-            json.loads(plan.to_json()),
-        }  # fmt: skip
+            "key": key,
+            "how": str(how),
+            "notes": list(notes),
+            "measured": date.today().isoformat(),
+            "plan": json.loads(plan.to_json()),
+        }
         digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
         try:
             write_whole(path, json.dumps({"format": FORMAT, "digest": digest, "body": body}).encode())

@@ -1,7 +1,5 @@
 """The whole model has the last word: its answers beside torch's, then its time beside torch's forms."""
 
-from __future__ import annotations
-
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -9,7 +7,7 @@ from typing import Any
 import torch
 
 from aerogel.errors import AerogelError, InvalidFile, ShapeError
-from aerogel.ir.plan import Timing
+from aerogel.ir import EAGER, GRAPH, Timing
 from aerogel.runtime.eager import Call, alike, answer, bodies, nearby, runner
 from aerogel.runtime.graphmodel import GraphModel
 from aerogel.runtime.module import Compiled
@@ -47,14 +45,10 @@ def looked(model: Any, ours: Compiled, call: Call, asked: Asked) -> Compiled:
                 *ours.notes,
                 "the graph holds for the example's sizes; others become programs of their own",
             )
-            ours = Compiled(model, ours.network.fixed(), ours.plan, "graph", notes, backend=asked.backend)
+            ours = Compiled(model, ours.network.fixed(), ours.plan, GRAPH, notes, backend=asked.backend)
             return looked(model, ours, call, asked)
         if not alike(wanted, answer(ours, other), asked.within):
-            ours.notes = (
-                *ours.notes,
-                f"its answers differed from torch's {'on the example' if number == 0 else 'at other sizes'}",
-            )
-            return differs(model, ours)
+            return differs(model, ours, "on the example" if number == 0 else "at other sizes")
     ours.forget()
     return ours
 
@@ -70,9 +64,11 @@ def _runs(ours: Compiled, inputs: list[Any]) -> bool:
     return True
 
 
-def differs(model: Any, ours: Compiled) -> Compiled:
-    notes = (*ours.notes, "torch runs the model: please report this")
-    return Compiled(model, None, ours.plan, "contiguous", notes, None, ours.captured)
+def differs(model: Any, ours: Compiled, where: str) -> Compiled:
+    """torch runs the model, because ours did not answer as it does."""
+    plan = replace(ours.plan, differed=f"its answers differed from torch's {where}")
+    notes = (*ours.notes, f"{plan.differed}; torch runs the model: please report this")
+    return Compiled(model, None, plan, EAGER, notes, None, ours.captured)
 
 
 def batched(ours: Compiled, call: Call) -> Compiled:
@@ -80,9 +76,9 @@ def batched(ours: Compiled, call: Call) -> Compiled:
     its time."""
     assert ours.network is not None
     plan = replace(ours.plan, image_by_image=True)
-    one = Compiled(ours.original, ours.network, plan, "graph", ours.notes, backend=ours.backend)
+    one = Compiled(ours.original, ours.network, plan, GRAPH, ours.notes, backend=ours.backend)
     several = any(hasattr(v, "shape") and len(v) > 1 for v in ours.network.captured.flat(*call))
-    runs = [runner(m, call, "contiguous") for m in ((ours, one) if several else (ours,))]
+    runs = [runner(m, call) for m in ((ours, one) if several else (ours,))]
     times = interleaved(runs, 5, 1, ours.backend.clock)
     middle = [sorted(t)[2] for t in times]
     if not several:
@@ -96,37 +92,33 @@ def batched(ours: Compiled, call: Call) -> Compiled:
 
 
 def judged(model: Any, ours: Compiled, call: Call, asked: Asked) -> Compiled:
-    """The whole model as compiled beside torch in all its torchs; if it is not faster, torch stays and the
+    """The whole model as compiled beside torch in all its ways; if it is not faster, torch stays and the
     report says so."""
     torchs, notes = bodies(model, asked.dtype), list[str]()
     with ExitStack() as after:
         for body in (ours.body, *torchs.values()):
             after.enter_context(restored(body, writes_weights(model)))
-        for layout in list(torchs):
+        for way in list(torchs):
             try:
-                runner(torchs[layout], call, layout)()
+                runner(torchs[way], call, way)()
             except Exception as why:  # a form that torch itself cannot run
-                notes.append(f"torch {layout} does not run: {first_line(why)}")
-                del torchs[layout]
+                notes.append(f"torch {way} does not run: {first_line(why)}")
+                del torchs[way]
         if not torchs:
             return ours
-        runs = [*(runner(m, call, layout) for layout, m in torchs.items()), runner(ours, call, "contiguous")]
+        runs = [*(runner(m, call, way) for way, m in torchs.items()), runner(ours, call)]
         times = interleaved(runs, FEW_ROUNDS, 2, asked.backend.clock)
         if 1 / CLEAR < min(min(t) for t in times[:-1]) / min(times[-1]) < CLEAR:
-            times = [
-                few + more
-                for few, more in zip(
-                    times, interleaved(runs, ROUNDS - FEW_ROUNDS, 1, asked.backend.clock), strict=True
-                )
-            ]
+            more = interleaved(runs, ROUNDS - FEW_ROUNDS, 1, asked.backend.clock)
+            times = [few + rest for few, rest in zip(times, more, strict=True)]
     middle = [sorted(t)[len(t) // 2] for t in times]
     fastest = min(range(len(torchs)), key=lambda i: middle[i])
     timing = Timing.of(times[-1], times[fastest])
-    layout = tuple(torchs)[fastest]
-    said = f"torch {layout} {middle[fastest] / 1e3:.1f} ms, aerogel {middle[-1] / 1e3:.1f} ms for the example"
+    way = tuple(torchs)[fastest]
+    said = f"torch {way} {middle[fastest] / 1e3:.1f} ms, aerogel {middle[-1] / 1e3:.1f} ms for the example"
     ours.notes = (*ours.notes, *notes)
     if search.keep(timing):
         return ours.judged(timing, said)
-    kept = Timing.of(times[fastest], times[fastest])
-    told = (*ours.notes, said, f"not faster than torch {layout}, so torch runs the model")
-    return Compiled(model, None, replace(ours.plan, model=kept), layout, told, torchs[layout], ours.captured)
+    plan = replace(ours.plan, model=Timing.of(times[fastest], times[fastest]))
+    told = (*ours.notes, said, f"not faster than torch {way}, so torch runs the model")
+    return Compiled(model, None, plan, way, told, torchs[way], ours.captured)

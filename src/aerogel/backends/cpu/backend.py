@@ -1,7 +1,5 @@
 """The CPU of this machine, as the tuner knows it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -16,13 +14,7 @@ from aerogel.backends.cpu.lower.residency import staying
 from aerogel.backends.cpu.runner import CpuRunner, program, workspace
 from aerogel.capture.network import Network
 from aerogel.capture.nodes import Shapes
-from aerogel.ir.config import Config
-from aerogel.ir.conv import Conv
-from aerogel.ir.dtypes import Dtypes
-from aerogel.ir.graph import Graph
-from aerogel.ir.layout import Array
-from aerogel.ir.plan import Choice, Plan
-from aerogel.ir.target import Target, host
+from aerogel.ir import Array, Choice, Config, Conv, Dtypes, Graph, Plan, Target, host
 from aerogel.methods import BASELINE, CpuForm, cpu_form
 
 

@@ -1,7 +1,5 @@
 """Copies between torch's tensors and ours, as calls that can be timed: an assignment counts them."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 
 from aerogel.backends import Crossings, Trial
@@ -9,11 +7,7 @@ from aerogel.backends.cpu import threads
 from aerogel.backends.cpu.lower.convert import convert
 from aerogel.backends.cpu.lower.residency import readers, sources
 from aerogel.capture.nodes import Shapes, image_shape
-from aerogel.ir.config import Config
-from aerogel.ir.conv import Conv
-from aerogel.ir.graph import Graph, Node
-from aerogel.ir.layout import Layout, Shape
-from aerogel.ir.target import Target
+from aerogel.ir import Config, Conv, Graph, Layout, Node, Shape, Target
 from aerogel.methods import cpu_form
 
 

@@ -1,8 +1,6 @@
 """A network on this machine: a program for each set of input shapes, and workspaces that calls take and give
 back."""
 
-from __future__ import annotations
-
 import warnings
 from collections import OrderedDict
 from collections.abc import Collection, Mapping
@@ -19,9 +17,7 @@ from aerogel.backends.watch import Watch, without
 from aerogel.capture import interpret
 from aerogel.capture.network import Network, sizes_of
 from aerogel.capture.nodes import Shapes, problem
-from aerogel.ir.config import Config
-from aerogel.ir.plan import Plan
-from aerogel.ir.target import Target, host
+from aerogel.ir import Config, Plan, Target, host
 from aerogel.locks import Lock
 from aerogel.methods import BASELINE, cpu_form
 

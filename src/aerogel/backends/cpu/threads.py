@@ -23,8 +23,7 @@ from numpy.typing import NDArray
 
 from aerogel.codegen.cpu import llvm, segment
 from aerogel.codegen.cpu.abi import Code, Kernel
-from aerogel.ir.layout import Array
-from aerogel.ir.target import host
+from aerogel.ir import Array, host
 
 _SYMBOLS = {
     "parallel": "GOMP_parallel",
@@ -79,10 +78,8 @@ class Segment:
     def __init__(self, steps: Sequence[tuple[Kernel, NDArray[np.int64]]], count: int | None = None) -> None:
         """`count` threads; by default torch's number when the segment is made."""
         self._kept = tuple(steps)
-        native = [k.entry.address for k, _ in steps if k.entry is not None]
-        self._steps = np.array(
-            [[e, a.ctypes.data] for e, (_, a) in zip(native, steps, strict=True)], np.int64
-        ).reshape(-1, 2)
+        pairs = [[kernel.entry.address, arguments.ctypes.data] for kernel, arguments in steps]
+        self._steps = np.array(pairs, np.int64).reshape(-1, 2)
         self._threads = wanted = threads() if count is None else count
         pool = entries() if wanted > 1 else {}
         known: dict[str, int] = {

@@ -4,8 +4,6 @@ A call takes a workspace and gives it back, so two calls never share one. Output
 nothing.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,9 +17,7 @@ from aerogel.backends.cpu.lower.program import Export, Part, Program
 from aerogel.backends.cpu.threads import Segment
 from aerogel.capture import interpret
 from aerogel.codegen.cpu.abi import POINTERS
-from aerogel.ir.dtypes import NUMPY
-from aerogel.ir.graph import Graph
-from aerogel.ir.layout import LINE_BYTES, Array
+from aerogel.ir import LINE_BYTES, NUMPY, Array, Graph
 from aerogel.ir.tensors import TORCH
 
 
@@ -128,10 +124,10 @@ class Workspace:
 
     def _torch(self, part: Part, values: Mapping[str, Any]) -> Any:
         assert part.node is not None
-        if part.kernel is None or part.kernel.call is None:
+        if part.library is None:
             return interpret.answer(part.node, values)
         x, _, bias, residual = part.node.conv_inputs()
-        return part.kernel.call(
+        return part.library.call(
             values[x], None if bias is None else values[bias], None if residual is None else values[residual]
         )
 

@@ -1,8 +1,6 @@
 """A GPU, as the tuner knows it: layers timed on the device beside torch's, from and to maps in the network's
 own layout."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Sequence
 from typing import Any
@@ -16,12 +14,7 @@ from aerogel.backends.gpu.device import FORMAT, Device
 from aerogel.backends.gpu.runner import GpuRunner
 from aerogel.capture.network import Network
 from aerogel.codegen.gpu.launch import HALVES
-from aerogel.ir.config import Config
-from aerogel.ir.conv import Conv, Pool
-from aerogel.ir.dtypes import Dtypes
-from aerogel.ir.graph import Node
-from aerogel.ir.layout import Array
-from aerogel.ir.plan import Plan
+from aerogel.ir import Array, Config, Conv, Dtypes, Node, Plan, Pool
 from aerogel.methods import GpuForm, gpu_form
 
 

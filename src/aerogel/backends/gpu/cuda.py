@@ -6,8 +6,6 @@ in this file alone (loading, packing of arguments, streams, events, graphs) is c
 goes without a device.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -19,7 +17,7 @@ from aerogel.backends.gpu.device import FORMAT, Queue
 from aerogel.codegen.gpu.launch import Launch, TritonLaunch
 from aerogel.codegen.gpu.nvrtc import cubin
 from aerogel.errors import AerogelError
-from aerogel.ir.target import Gpu
+from aerogel.ir import Gpu
 
 
 class Cuda:

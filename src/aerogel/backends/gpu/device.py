@@ -13,15 +13,13 @@ A device is
     here(tensor)                       a tensor where torch can use it beside our results
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
 
 from aerogel.codegen.gpu.launch import Launch, TritonLaunch
-from aerogel.ir.target import Gpu
+from aerogel.ir import Gpu
 
 Queue = Callable[[Mapping[str, Any]], None]
 

@@ -1,7 +1,5 @@
 """Launches of Triton kernels on torch's tensors. Needs Triton (`pip install aerogel[triton]`)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,8 +8,10 @@ import torch
 
 from aerogel.backends.gpu.device import Queue
 from aerogel.codegen.gpu.launch import TritonLaunch
+from aerogel.ir import ELEMENTS
+from aerogel.ir.tensors import TORCH
 
-TYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "i32": torch.int32}
+TYPES = {ELEMENTS[name].triton: dtype for name, dtype in TORCH.items()} | {"i32": torch.int32}
 LANES = 64 if torch.version.hip else 32
 """Threads of a warp."""
 

@@ -1,17 +1,13 @@
 """One convolution on a device under one configuration of ours: a function of tensors, whatever their
 layout."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
 import torch
 
 from aerogel.backends.gpu.device import Device, Queue
-from aerogel.ir.config import Config
-from aerogel.ir.conv import Conv, Pool
-from aerogel.ir.layout import Array
+from aerogel.ir import Array, Config, Conv, Pool
 from aerogel.ir.tensors import TORCH
 from aerogel.methods import gpu_form
 

@@ -4,8 +4,6 @@ the tests.
 Needs pyopencl (`pip install aerogel[opencl]`) and a driver.
 """
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,8 +15,7 @@ import torch
 from aerogel.backends.gpu.device import FORMAT, Queue
 from aerogel.codegen.gpu.launch import Code, Launch, TritonLaunch
 from aerogel.errors import AerogelError
-from aerogel.ir.layout import Array
-from aerogel.ir.target import Gpu
+from aerogel.ir import Array, Gpu
 
 
 class OpenCL:

@@ -1,7 +1,5 @@
 """A network on a device: its convolutions as the plan says, everything else by torch beside them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -16,10 +14,7 @@ from aerogel.backends.watch import Watch, without
 from aerogel.capture import interpret
 from aerogel.capture.network import Network
 from aerogel.capture.nodes import pairs, pooling_of
-from aerogel.ir.config import Config
-from aerogel.ir.graph import Graph, Node, Special
-from aerogel.ir.plan import Plan
-from aerogel.ir.stats import Idle
+from aerogel.ir import Config, Graph, Idle, Node, Plan, Special
 from aerogel.methods import BASELINE, gpu_form
 
 LOOK = 64

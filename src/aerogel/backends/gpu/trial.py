@@ -1,8 +1,6 @@
 """One configuration of one layer on a device as a call that can be timed, from and to maps in the network's
 own layout."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -12,10 +10,7 @@ import torch
 from aerogel.backends.gpu.device import FORMAT, Device
 from aerogel.backends.gpu.layer import Layer
 from aerogel.capture import interpret
-from aerogel.ir.config import Config
-from aerogel.ir.conv import Conv, Pool
-from aerogel.ir.graph import Node
-from aerogel.ir.layout import Array
+from aerogel.ir import Array, Config, Conv, Node, Pool
 from aerogel.ir.tensors import TORCH, plain, to_torch
 from aerogel.methods import BASELINE, gpu_form
 

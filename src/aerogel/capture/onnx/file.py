@@ -1,8 +1,6 @@
 """What an ONNX file says, read with suspicion: weights from the model's own folder only, sizes compared with
 the bytes there."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -16,9 +14,17 @@ from aerogel.errors import AerogelError, InvalidFile, ShapeError
 MOST_DEPTH = 8
 """Graphs within graphs."""
 _TYPES = {
-    1: torch.float32, 2: torch.uint8, 3: torch.int8, 5: torch.int16, 6: torch.int32, 7: torch.int64, 9:
-    torch.bool, 10: torch.float16, 11: torch.float64, 16: torch.bfloat16,
-}  # fmt: skip
+    1: torch.float32,
+    2: torch.uint8,
+    3: torch.int8,
+    5: torch.int16,
+    6: torch.int32,
+    7: torch.int64,
+    9: torch.bool,
+    10: torch.float16,
+    11: torch.float64,
+    16: torch.bfloat16,
+}
 TYPES = _TYPES
 """Element types by ONNX's number."""
 

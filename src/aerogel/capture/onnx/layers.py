@@ -1,7 +1,5 @@
 """ONNX's layers in torch's: convolutions, normalisation, products of matrices."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -10,7 +8,7 @@ from aerogel.capture.onnx.file import Attributes
 from aerogel.capture.onnx.pools import padded, window
 from aerogel.capture.onnx.values import Reader, Value, operator
 from aerogel.errors import InvalidFile, UnsupportedModel
-from aerogel.ir.graph import Ref
+from aerogel.ir import Ref
 
 
 @operator

@@ -1,8 +1,6 @@
 """ONNX's operators in torch's: one function each, found by name. What is not here runs in onnxruntime, or is
 named in the error."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -19,14 +17,30 @@ from aerogel.capture.onnx import (  # noqa: F401  they enter their operators
 from aerogel.capture.onnx.file import TYPES, Attributes
 from aerogel.capture.onnx.values import OPERATORS, Reader, Value, operator
 from aerogel.errors import UnsupportedModel
-from aerogel.ir.graph import Ref, Special
+from aerogel.ir import Ref, Special
 
 UNARY = {
-    "Relu": "relu", "Sigmoid": "sigmoid", "Tanh": "tanh", "Exp": "exp", "Log": "log", "Sqrt": "sqrt", "Abs":
-    "abs", "Neg": "neg", "Erf": "erf", "Floor": "floor", "Ceil": "ceil", "Round": "round", "Sign": "sign",
-    "Sin": "sin", "Cos": "cos", "Tan": "tan", "Mish": "mish", "Not": "logical_not", "IsNaN": "isnan",
+    "Relu": "relu",
+    "Sigmoid": "sigmoid",
+    "Tanh": "tanh",
+    "Exp": "exp",
+    "Log": "log",
+    "Sqrt": "sqrt",
+    "Abs": "abs",
+    "Neg": "neg",
+    "Erf": "erf",
+    "Floor": "floor",
+    "Ceil": "ceil",
+    "Round": "round",
+    "Sign": "sign",
+    "Sin": "sin",
+    "Cos": "cos",
+    "Tan": "tan",
+    "Mish": "mish",
+    "Not": "logical_not",
+    "IsNaN": "isnan",
     "HardSwish": "hardswish",
-}  # fmt: skip
+}
 BINARY = {"Add": "add", "Sub": "sub", "And": "logical_and", "Or": "logical_or"}
 COMPARE = {"Equal": "eq", "Greater": "gt", "Less": "lt", "GreaterOrEqual": "ge", "LessOrEqual": "le"}
 REDUCE = {

@@ -5,8 +5,6 @@ Where both sides are padded alike torch's own pools are used. Else the image is 
 windows cover, and a mean is divided by that of a mask of what counts.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +15,7 @@ from aerogel.capture.onnx.file import Attributes
 from aerogel.capture.onnx.sizes import Size, divided, larger
 from aerogel.capture.onnx.values import Reader, Value, operator
 from aerogel.errors import InvalidFile, UnsupportedModel
-from aerogel.ir.graph import Ref
+from aerogel.ir import Ref
 
 LOWEST = float(np.finfo(np.float32).min)
 """What onnxruntime's maximum begins with."""

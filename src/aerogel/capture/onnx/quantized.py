@@ -6,8 +6,6 @@ for a ReLU), and not their rounding: the answer is nearer to the network before 
 give it. Integer products (ConvInteger) are whole numbers in f32, exact up to 2^24.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -17,7 +15,7 @@ from aerogel.capture.onnx.file import Attributes
 from aerogel.capture.onnx.layers import Conv, MatMul
 from aerogel.capture.onnx.values import Reader, Value, operator
 from aerogel.errors import UnsupportedModel
-from aerogel.ir.graph import Ref, Special
+from aerogel.ir import Ref, Special
 
 
 def _float(r: Reader, x: Value) -> Ref:

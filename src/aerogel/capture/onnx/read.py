@@ -1,8 +1,6 @@
 """An ONNX file -> Graph. Constants are folded, open sizes stay open, what no operator of torch covers runs in
 onnxruntime."""
 
-from __future__ import annotations
-
 import functools
 import math
 import operator
@@ -19,8 +17,8 @@ from aerogel.capture.onnx.file import TYPES, Attributes, File, within
 from aerogel.capture.onnx.operators import build
 from aerogel.capture.onnx.sizes import Size, array_of, divided, larger, smaller
 from aerogel.capture.onnx.values import MOST_FOLDED, Reader, Value
-from aerogel.errors import AerogelError, InvalidFile, UnsupportedModel
-from aerogel.ir.graph import Node, Ref
+from aerogel.errors import AerogelError, InvalidArgument, InvalidFile, UnsupportedModel
+from aerogel.ir import Node, Ref
 
 _HERE = ("", "ai.onnx")
 FEW = 16
@@ -58,15 +56,21 @@ def _each(function: Callable[..., Any], *arrays: Any) -> Any:
 
 
 _SIZES: dict[str, Callable[..., Any]] = {
-    "Add": lambda a, x, y: _each(operator.add, x, y), "Sub": lambda a, x, y: _each(operator.sub, x, y), "Mul":
-    lambda a, x, y: _each(operator.mul, x, y), "Div": lambda a, x, y: _each(divided, x, y), "Mod": lambda a,
-    x, y: None if a.get("fmod") else _each(operator.mod, x, y), "Neg": lambda a, x: _each(operator.neg, x),
-    "Min": lambda a, *values: functools.reduce(lambda x, y: _each(smaller, x, y), values), "Max": lambda a,
-    *values: functools.reduce(lambda x, y: _each(larger, x, y), values), "Floor": lambda a, x:
-    _each(_rounded("floor"), x), "Ceil": lambda a, x: _each(_rounded("ceil"), x), "Equal": lambda a, x, y:
-    np.asarray(_each(_alike, x, y)).astype(bool), "Where": lambda a, c, x, y: np.where(c, x, y), "Identity":
-    lambda a, x: x, "ReduceProd": _product,
-}  # fmt: skip
+    "Add": lambda a, x, y: _each(operator.add, x, y),
+    "Sub": lambda a, x, y: _each(operator.sub, x, y),
+    "Mul": lambda a, x, y: _each(operator.mul, x, y),
+    "Div": lambda a, x, y: _each(divided, x, y),
+    "Mod": lambda a, x, y: None if a.get("fmod") else _each(operator.mod, x, y),
+    "Neg": lambda a, x: _each(operator.neg, x),
+    "Min": lambda a, *values: functools.reduce(lambda x, y: _each(smaller, x, y), values),
+    "Max": lambda a, *values: functools.reduce(lambda x, y: _each(larger, x, y), values),
+    "Floor": lambda a, x: _each(_rounded("floor"), x),
+    "Ceil": lambda a, x: _each(_rounded("ceil"), x),
+    "Equal": lambda a, x, y: np.asarray(_each(_alike, x, y)).astype(bool),
+    "Where": lambda a, c, x, y: np.where(c, x, y),
+    "Identity": lambda a, x: x,
+    "ReduceProd": _product,
+}
 """What is computed with sizes while the file is read, element by element; None where it cannot be."""
 
 
@@ -125,6 +129,8 @@ def _translate(r: Reader, proto: Any) -> None:
         given = _known(r, proto, a, inputs)
         if given is None:
             given = _called(r, proto, a, inputs)
+    except InvalidArgument as why:
+        raise InvalidFile(f"node '{label}': {why}") from None
     except AerogelError:
         raise
     except (

@@ -6,8 +6,6 @@ between its versions); enlargements by whole numbers, which torch computes alike
 cubic take torch's kernels with the scale that ONNX computes with: the given one, or that of the sizes.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +16,7 @@ from aerogel.capture.onnx.file import Attributes
 from aerogel.capture.onnx.sizes import Size, larger, smaller
 from aerogel.capture.onnx.values import Reader, Value, operator
 from aerogel.errors import InvalidFile, UnsupportedModel
-from aerogel.ir.graph import Ref, Special
+from aerogel.ir import Ref, Special
 
 _SMOOTH = {"linear": {3: "linear1d", 4: "bilinear2d", 5: "trilinear3d"}, "cubic": {4: "bicubic2d"}}
 _PLACES = ("asymmetric", "half_pixel", "pytorch_half_pixel", "align_corners")

@@ -1,8 +1,6 @@
 """ONNX's operators on shapes: moving, cutting, joining, enlarging. Many of them run on sizes while the file
 is read."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -12,7 +10,7 @@ from aerogel.capture.onnx.file import Attributes
 from aerogel.capture.onnx.sizes import Size, array_of, larger, smaller
 from aerogel.capture.onnx.values import MOST_FOLDED, OPERATORS, Reader, Value, operator
 from aerogel.errors import InvalidFile, UnsupportedModel
-from aerogel.ir.graph import Ref, Special
+from aerogel.ir import Ref, Special
 
 
 def _axes(r: Reader, a: Attributes, given: Value) -> list[int] | None:

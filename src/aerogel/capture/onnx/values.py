@@ -11,8 +11,6 @@ Each node is run at once on tensors without memory, in two sizes of the open dim
 fixed.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -27,7 +25,7 @@ from aerogel.capture.captured import Captured
 from aerogel.capture.onnx.file import File
 from aerogel.capture.onnx.sizes import Size, least
 from aerogel.errors import AerogelError, UnsupportedModel
-from aerogel.ir.graph import Argument, Graph, Node, Ref, Special
+from aerogel.ir import Argument, Graph, Node, Ref, Special
 
 Value = Any  # Ref, or an array of numbers or of Sizes
 MOST_FOLDED = 2**28

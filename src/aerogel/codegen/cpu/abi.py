@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import llvmlite
@@ -24,8 +25,7 @@ import llvmlite.binding
 import numpy as np
 from numpy.typing import NDArray
 
-from aerogel.ir import conv, dtypes, target
-from aerogel.ir.layout import Array, Layout
+from aerogel.ir import Array, Layout, conv, dtypes, target
 
 POINTERS = ("x", "y", "residual", "bias", "scratch")
 """The first slots of every native kernel's arguments; the rest is the kernel's own."""
@@ -71,28 +71,46 @@ class Code:
 
 
 @dataclass(frozen=True, eq=False)
-class Kernel:
-    """Code for one concrete Conv and the Layouts it reads and writes; a residual has the layout it writes,
-    and may be y itself.
+class LibraryCall:
+    """A convolution by torch's libraries: a function of tensors (x, bias, residual) that gives y."""
 
-    Native kernels have an `entry`: void entry(int64 *arguments, int64 thread, int64 threads), safe to run on
-    any number of threads at once. Library kernels (dense) have a `call` on tensors (x, bias, residual) -> y
-    instead.
-    """
+    reads: Layout
+    writes: Layout
+    call: Callable[[Any, Any, Any], Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Kernel:
+    """Code for one concrete problem and the Layouts it reads and writes; a residual has the layout it writes,
+    and may be y itself. Safe to run on any number of threads at once."""
 
     name: str
     reads: Layout
     writes: Layout
-    entry: Code | None = None
-    arguments: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    entry: Code
+    arguments: NDArray[np.int64]
     scratch_bytes: int = 0
     owned: tuple[Array, ...] = ()
-    call: Callable[[Any, Any, Any], Any] | None = None
     counts: NDArray[np.int64] | None = None
     """Of a kernel that skips what is zero in x: for each thread what it found active, and of how many; it
     only adds to them."""
     inner: tuple[Kernel, ...] = ()
     """Kernels whose code this one's calls."""
+
+    @staticmethod
+    def of(
+        name: str,
+        layouts: tuple[Layout, Layout],
+        entry: Code,
+        slots: Sequence[str],
+        sizes: Mapping[str, int],
+        owned: Mapping[str, Array] = MappingProxyType({}),
+    ) -> Kernel:
+        """A kernel whose emitter has these slots, filled by name: with sizes, or with the addresses of arrays
+        that the kernel owns."""
+        values = {slot: array.ctypes.data for slot, array in owned.items()} | dict(sizes)
+        scratch, counts = sizes.get("scratch_thread", 0), owned.get("counts")
+        return Kernel(name, *layouts, entry, block(slots, values), scratch, tuple(owned.values()), counts)
 
     def bind(
         self, *, x: int, y: int, residual: int = 0, bias: int = 0, scratch: int = 0
@@ -110,3 +128,9 @@ class Kernel:
             scratch,
         )
         return bound
+
+
+def native(made: list[Kernel] | LibraryCall) -> list[Kernel]:
+    """What a method of ours built."""
+    assert not isinstance(made, LibraryCall)
+    return made

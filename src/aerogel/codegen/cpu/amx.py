@@ -18,8 +18,6 @@ instructions, and run it with the seven tile instructions replaced by plain loop
 (`emulated`).
 """
 
-from __future__ import annotations
-
 import numpy as np
 from llvmlite import ir
 
@@ -27,7 +25,7 @@ from aerogel.codegen.cpu import llvm
 from aerogel.codegen.cpu.abi import Code
 from aerogel.codegen.cpu.blocks import ARGUMENTS, ENTRY, POINTERS, Blocks, BlocksCode
 from aerogel.codegen.cpu.emit import F32, I8, I16, I32, I64, PTR, VOID, Emit, Value
-from aerogel.ir.layout import Array
+from aerogel.ir import Array
 
 SIDE = 16
 """Rows of a tile, and 32-bit elements of a row."""

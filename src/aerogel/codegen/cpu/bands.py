@@ -11,8 +11,6 @@ Both are other kernels' code, called with their arguments copied and a few slots
 what they compute.
 """
 
-from __future__ import annotations
-
 from llvmlite import ir
 
 from aerogel.codegen.cpu import abi, pool
@@ -20,16 +18,30 @@ from aerogel.codegen.cpu.emit import I64, PTR, VOID, Emit, Value
 
 POINTERS = (*abi.POINTERS, "conv_arguments", "pool_arguments")
 SIZES = (
-    "conv_entry", "pool_entry",
-    "conv_words", "pool_words",  # slots of their arguments
-    "images", "bands",
-    "pooled", "band_rows",  # rows of a band: of the pooled output, and of the convolution
-    "conv_rows", "stride", "top",  # the convolution's rows, and the pooling's stride and padding of rows
-    "x_image", "x_row",  # bytes from one image, and from one row of the convolution, to the next in x
-    "y_image", "y_row", "y_rows", "y_pitch", "plane_elements", "front_elements",
+    "conv_entry",
+    "pool_entry",
+    "conv_words",
+    "pool_words",  # slots of their arguments
+    "images",
+    "bands",
+    "pooled",
+    "band_rows",  # rows of a band: of the pooled output, and of the convolution
+    "conv_rows",
+    "stride",
+    "top",  # the convolution's rows, and the pooling's stride and padding of rows
+    "x_image",
+    "x_row",  # bytes from one image, and from one row of the convolution, to the next in x
+    "y_image",
+    "y_row",
+    "y_rows",
+    "y_pitch",
+    "plane_elements",
+    "front_elements",
     # bytes: both kernels' scratch comes first, then the band, then arguments
-    "band_first", "arguments_first", "scratch_thread",
-)  # fmt: skip
+    "band_first",
+    "arguments_first",
+    "scratch_thread",
+)
 ARGUMENTS = POINTERS + SIZES
 ENTRY = "bands"
 

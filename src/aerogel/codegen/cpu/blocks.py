@@ -16,8 +16,6 @@ longer bound it, FMAs do. The stage lies in L1 and is aligned whatever the taps;
 which they are read.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from llvmlite import ir
@@ -25,7 +23,7 @@ from llvmlite import ir
 from aerogel.codegen.cpu import rows
 from aerogel.codegen.cpu.emit import I64, PTR, Emit, Value
 from aerogel.codegen.cpu.rows import Rows, RowsCode
-from aerogel.ir.dtypes import ITEM_BYTES
+from aerogel.ir import ITEM_BYTES
 
 POINTERS = (*rows.POINTERS, "tile", "tile_row", "tile_panel", "tile_value", "tile_offset", "member", "panel")
 SIZES = (

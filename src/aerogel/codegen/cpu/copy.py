@@ -15,29 +15,37 @@ columns are neighbours; the rest is data. Source and target may differ in type, 
 the other: a value that changes precision is moved anyway.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from llvmlite import ir
 
 from aerogel.codegen.cpu.abi import POINTERS
 from aerogel.codegen.cpu.emit import I16, I32, I64, PTR, STORED, Emit, Value
-from aerogel.ir.dtypes import ITEM_BYTES
+from aerogel.ir import ITEM_BYTES
 
 SIZES = (
-    "images", "channels",
-    "x_image", "x_channel", "x_row", "x_column",  # source strides in bytes
+    "images",
+    "channels",
+    "x_image",
+    "x_channel",
+    "x_row",
+    "x_column",  # source strides in bytes
     "x_part",  # bytes between the sources of neighbouring pixels of an enlarged image
-    "y_first", "y_image", "y_channel", "y_row",  # where the target's phase starts, and its strides, in bytes
+    "y_first",
+    "y_image",
+    "y_channel",
+    "y_row",  # where the target's phase starts, and its strides, in bytes
     "rows",  # rows of the target
-    "row_first", "row_step", "x_rows",  # source row = row_first + i * row_step, there if 0 <= it < x_rows
-    "column_low", "column_high",  # target columns that have a source
+    "row_first",
+    "row_step",
+    "x_rows",  # source row = row_first + i * row_step, there if 0 <= it < x_rows
+    "column_low",
+    "column_high",  # target columns that have a source
     "column_first",  # bytes to the source of column_low
     "row_bytes",  # bytes of a target row, gap included
     "tail_bytes",  # zeros after the last row, to the end of the plane
     "front_bytes",  # zeros before the first plane
-)  # fmt: skip
+)
 ARGUMENTS = POINTERS + SIZES
 ENTRY = "copy"
 

@@ -10,8 +10,6 @@ multiplied.
 Bound by the memory the weights come from, as torch's is; being ours it needs no call out of the segment.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from llvmlite import ir
@@ -19,18 +17,22 @@ from llvmlite import ir
 from aerogel.codegen.cpu import abi
 from aerogel.codegen.cpu.emit import F32, I32, I64, PTR, STORED, Emit, Value
 from aerogel.codegen.cpu.sums import Sums
-from aerogel.ir.dtypes import ITEM_BYTES, Dtypes
-from aerogel.ir.target import VECTOR_BYTES
+from aerogel.ir import ITEM_BYTES, VECTOR_BYTES, Dtypes
 
 POINTERS = (*abi.POINTERS, "value", "live", "parameter")
 SIZES = (
-    "images", "filters",
-    "channels", "padded",  # of a filter, and up to whole steps, where weights are zero
-    "x_image", "x_plane", "y_image", "y_plane",  # bytes from one to the next
+    "images",
+    "filters",
+    "channels",
+    "padded",  # of a filter, and up to whole steps, where weights are zero
+    "x_image",
+    "x_plane",
+    "y_image",
+    "y_plane",  # bytes from one to the next
     "plane_vectors",  # whole vectors in an output plane; all but the first lane of the first are border
     "front_vectors",  # border before the first plane
     "scratch_thread",  # bytes of one thread's line
-)  # fmt: skip
+)
 ARGUMENTS = POINTERS + SIZES
 ENTRY = "dot"
 CHAINS = 4

@@ -5,8 +5,6 @@ NaN goes through every one of them, as it does in torch. SiLU uses an exponentia
 LLVM's would be a call into libm on most ISAs, and its bits would differ between machines.
 """
 
-from __future__ import annotations
-
 from llvmlite import ir
 
 from aerogel.codegen.cpu.emit import F32, I32, Emit, Value, constant
@@ -25,9 +23,9 @@ def activation(e: Emit, name: str, v: Value, lanes: int, parameter: Value) -> Va
         return _at_least(e, v, zero)
     if name == "relu6":
         return _at_most(e, _at_least(e, v, zero), constant(lanes, 6.0))
-    if name == "leaky":
+    if name == "leaky_relu":
         return b.select(b.fcmp_ordered(">", v, zero), v, b.fmul(v, parameter))
-    if name == "above":
+    if name == "threshold":
         return b.select(b.fcmp_ordered("<=", v, parameter), zero, v)
     if name == "hardswish":
         gate = _at_most(e, _at_least(e, b.fadd(v, constant(lanes, 3.0)), zero), constant(lanes, 6.0))

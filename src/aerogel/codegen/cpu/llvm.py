@@ -12,8 +12,6 @@ The cache (disk.compiled) belongs to the user alone (0700). An entry is the dige
 object: a torn, poisoned or foreign entry is a miss, and a folder that cannot be written costs only time.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 import weakref
@@ -28,7 +26,7 @@ from aerogel.codegen.cpu import abi
 from aerogel.codegen.cpu.abi import Code
 from aerogel.disk import compiled
 from aerogel.errors import PlanMismatch
-from aerogel.ir.target import Target, here_levels, host
+from aerogel.ir import Target, here_levels, host
 from aerogel.locks import Lock
 
 _CPU = {"avx512": "x86-64-v4", "avx2": "x86-64-v3", "generic": "x86-64", "neon": "generic"}

@@ -13,28 +13,37 @@ row's is read: what was only just stored would be waited for. NaN wins over ever
 Lines are f32 whatever the maps are.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from llvmlite import ir
 
 from aerogel.codegen.cpu.abi import POINTERS
 from aerogel.codegen.cpu.emit import F32, I64, PTR, STORED, Emit, Value
-from aerogel.ir.target import VECTOR_BYTES
+from aerogel.ir import VECTOR_BYTES
 
 SIZES = (
-    "units", "x_plane", "y_plane",  # planes, and bytes from one to the next
+    "units",
+    "x_plane",
+    "y_plane",  # planes, and bytes from one to the next
     # the image: rows, bytes between them, columns, and those up to whole vectors
-    "x_rows", "x_row", "x_real", "x_columns",
-    "y_rows", "y_row", "y_columns",  # the output: rows, elements between them, columns
+    "x_rows",
+    "x_row",
+    "x_real",
+    "x_columns",
+    "y_rows",
+    "y_row",
+    "y_columns",  # the output: rows, elements between them, columns
     "plane_elements",  # elements of an output plane, border included
     "front_elements",  # border before the first plane
-    "top", "left", "taps", "row_dilation", "row_stride",
+    "top",
+    "left",
+    "taps",
+    "row_dilation",
+    "row_stride",
     "line_elements",  # elements of a line
     "scratch_thread",  # bytes of one thread's two lines
     "scale",  # bits of the f32 that an average is multiplied with
-)  # fmt: skip
+)
 ARGUMENTS = POINTERS + SIZES
 ENTRY = "pool"
 UNROLLED = 8

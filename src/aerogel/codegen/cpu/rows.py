@@ -25,8 +25,6 @@ The code knows the number of registers, the runs, the epilogue, the element type
 is data: the names in `ARGUMENTS` are 64-bit slots of one array, so all sizes and shapes share the code.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -36,8 +34,7 @@ from llvmlite import ir
 from aerogel.codegen.cpu import abi
 from aerogel.codegen.cpu.emit import I32, I64, PTR, STORED, Emit, Value
 from aerogel.codegen.cpu.sums import Sums
-from aerogel.ir.dtypes import ITEM_BYTES, Dtypes
-from aerogel.ir.target import VECTOR_BYTES
+from aerogel.ir import ITEM_BYTES, VECTOR_BYTES, Dtypes
 
 POINTERS = (*abi.POINTERS, "group", "start", "row", "offset", "value", "live", "parameter")
 SIZES = (

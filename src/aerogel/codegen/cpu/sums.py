@@ -5,8 +5,6 @@ memory operand for each nonzero and vector, are added to the bias or to what the
 scratch or, after the epilogue, in y.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -16,9 +14,7 @@ from numpy.typing import NDArray
 
 from aerogel.codegen.cpu.emit import F16, F32, I8, I16, I32, I64, PTR, VOID, Emit, Value, constant
 from aerogel.codegen.cpu.epilogue import activation
-from aerogel.ir.conv import NUMBERED, Conv
-from aerogel.ir.dtypes import ITEM_BYTES, Dtypes
-from aerogel.ir.target import Target
+from aerogel.ir import ITEM_BYTES, NUMBERED, Conv, Dtypes, Target
 
 UNROLL = 4
 HALF_ROW = 64

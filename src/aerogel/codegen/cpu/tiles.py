@@ -15,8 +15,6 @@ neighbouring output pixels. So x keeps its plain planes whatever the stride, and
 different pitches. An offset counts vectors of the tile and fits two bytes.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 
@@ -25,8 +23,7 @@ from llvmlite import ir
 from aerogel.codegen.cpu import abi
 from aerogel.codegen.cpu.emit import I32, I64, PTR, STORED, VOID, Emit, Value
 from aerogel.codegen.cpu.sums import Sums
-from aerogel.ir.dtypes import ITEM_BYTES, Dtypes
-from aerogel.ir.target import VECTOR_BYTES
+from aerogel.ir import ITEM_BYTES, VECTOR_BYTES, Dtypes
 
 POINTERS = (
     *abi.POINTERS,
@@ -42,19 +39,32 @@ POINTERS = (
     "parameter",
 )
 SIZES = (
-    "images", "row_blocks", "column_blocks", "groups", "stages",
-    "channels", "stage_channels",  # that a filter reads, and of one stage
+    "images",
+    "row_blocks",
+    "column_blocks",
+    "groups",
+    "stages",
+    "channels",
+    "stage_channels",  # that a filter reads, and of one stage
     "x_first",  # bytes from x to the first tap of the first pixel
     # bytes from one image, channel, row of blocks and row of the tile to the next
-    "x_image", "x_plane", "x_block", "x_row",
+    "x_image",
+    "x_plane",
+    "x_block",
+    "x_row",
     "tile_rows",  # rows of x under a block
-    "y_image", "y_plane", "y_row",
+    "y_image",
+    "y_plane",
+    "y_row",
     "pixel_rows",  # rows of y
-    "covered", "pitch",  # columns of y that vectors cover, and all, in elements
-    "plane_elements", "front_elements",
-    "tile_bytes", "scratch_thread",  # the tile, then the partial sums, of one thread
+    "covered",
+    "pitch",  # columns of y that vectors cover, and all, in elements
+    "plane_elements",
+    "front_elements",
+    "tile_bytes",
+    "scratch_thread",  # the tile, then the partial sums, of one thread
     "ahead",  # fetch the output lines of the filter this many rows ahead; 0: leave it to the cache
-)  # fmt: skip
+)
 ARGUMENTS = POINTERS + SIZES
 ENTRY = "tiles"
 

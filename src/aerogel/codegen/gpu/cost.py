@@ -20,15 +20,10 @@ the same rules with the best of a few tile sizes and instructions for nothing bu
 it.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from itertools import product
 
-from aerogel.ir.conv import Conv
-from aerogel.ir.dtypes import ITEM_BYTES
-from aerogel.ir.numbers import ceil_div
-from aerogel.ir.target import Gpu
+from aerogel.ir import ITEM_BYTES, Conv, Gpu, ceil_div
 
 LAUNCH_US = 2.0
 """From one kernel of a CUDA graph to the next."""

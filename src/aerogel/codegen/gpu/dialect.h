@@ -167,8 +167,8 @@ DEVICE float half_second(HALF2 v) { return half_number((unsigned short)(v >> 16)
 /* What is applied to a finished sum; NaN goes through, as in torch. FINISH is made of these. */
 DEVICE float relu(float v) { return v < 0.0f ? 0.0f : v; }
 DEVICE float relu6(float v) { return v < 0.0f ? 0.0f : v > 6.0f ? 6.0f : v; }
-DEVICE float leaky(float v, float slope) { return v > 0.0f ? v : v * slope; }
-DEVICE float above(float v, float limit) { return v <= limit ? 0.0f : v; }
+DEVICE float leaky_relu(float v, float slope) { return v > 0.0f ? v : v * slope; }
+DEVICE float threshold(float v, float limit) { return v <= limit ? 0.0f : v; }
 DEVICE float silu(float v)
 {
     float t = EXP(v < 0.0f ? v : -v);

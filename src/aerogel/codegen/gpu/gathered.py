@@ -95,9 +95,9 @@ def finished(
         sums = tl.where(sums < 0, 0.0, sums)
     elif KIND == "relu6":
         sums = tl.where(sums < 0, 0.0, tl.where(sums > 6, 6.0, sums))
-    elif KIND == "leaky":
+    elif KIND == "leaky_relu":
         sums = tl.where(sums > 0, sums, sums * parameter)
-    elif KIND == "above":
+    elif KIND == "threshold":
         sums = tl.where(sums <= parameter, 0.0, sums)
     elif KIND == "silu":
         t = tl.exp(tl.where(sums < 0, sums, -sums))
@@ -112,12 +112,40 @@ def finished(
 
 @triton.jit
 def gathered(
-    x, y, bias, residual, member, panel_at, offset, tap, value, parameter,
-    pixels, columns, plane, height, width, channels, filters, top, left, panels,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    R: tl.constexpr, S: tl.constexpr, U: tl.constexpr, V: tl.constexpr, DH: tl.constexpr, DW: tl.constexpr,
-    BORDER: tl.constexpr, BIAS: tl.constexpr, ADD: tl.constexpr, KIND: tl.constexpr,
-):  # fmt: skip
+    x,
+    y,
+    bias,
+    residual,
+    member,
+    panel_at,
+    offset,
+    tap,
+    value,
+    parameter,
+    pixels,
+    columns,
+    plane,
+    height,
+    width,
+    channels,
+    filters,
+    top,
+    left,
+    panels,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    R: tl.constexpr,
+    S: tl.constexpr,
+    U: tl.constexpr,
+    V: tl.constexpr,
+    DH: tl.constexpr,
+    DW: tl.constexpr,
+    BORDER: tl.constexpr,
+    BIAS: tl.constexpr,
+    ADD: tl.constexpr,
+    KIND: tl.constexpr,
+):
     block, panel = tl.program_id(0) // panels, tl.program_id(0) % panels
     m, h, w, base = pixels_of(
         block, pixels, columns, plane, height, width, channels, top, left, BLOCK_M, U, V
@@ -144,12 +172,41 @@ def gathered(
 
 @triton.jit
 def leftovers(
-    x, y, bias, residual, partial, filter, slot, offset, tap, value, parameter,
-    pixels, columns, plane, height, width, channels, filters, top, left, groups,
-    BLOCK_M: tl.constexpr, LANES: tl.constexpr,
-    R: tl.constexpr, S: tl.constexpr, U: tl.constexpr, V: tl.constexpr, DH: tl.constexpr, DW: tl.constexpr,
-    BORDER: tl.constexpr, PARTIAL: tl.constexpr, BIAS: tl.constexpr, ADD: tl.constexpr, KIND: tl.constexpr,
-):  # fmt: skip
+    x,
+    y,
+    bias,
+    residual,
+    partial,
+    filter,
+    slot,
+    offset,
+    tap,
+    value,
+    parameter,
+    pixels,
+    columns,
+    plane,
+    height,
+    width,
+    channels,
+    filters,
+    top,
+    left,
+    groups,
+    BLOCK_M: tl.constexpr,
+    LANES: tl.constexpr,
+    R: tl.constexpr,
+    S: tl.constexpr,
+    U: tl.constexpr,
+    V: tl.constexpr,
+    DH: tl.constexpr,
+    DW: tl.constexpr,
+    BORDER: tl.constexpr,
+    PARTIAL: tl.constexpr,
+    BIAS: tl.constexpr,
+    ADD: tl.constexpr,
+    KIND: tl.constexpr,
+):
     block, group = tl.program_id(0) // groups, tl.program_id(0) % groups
     m, h, w, base = pixels_of(
         block, pixels, columns, plane, height, width, channels, top, left, BLOCK_M, U, V

@@ -1,17 +1,13 @@
 """`Code` and `Launch`: a kernel's source with its sizes as macros, and one launch of it. Whoever launches
 brings the buffers."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
 import numpy as np
 
-from aerogel.ir.conv import NUMBERED
-from aerogel.ir.dtypes import Dtypes
-from aerogel.ir.layout import Array
+from aerogel.ir import NUMBERED, Array, Dtypes
 
 MOST_BLOCKS = 65535
 """Of a grid, down and in depth."""

@@ -5,12 +5,10 @@ A point is a configuration's options: `channels` of a stage, `wide` of them copi
 `warps_q` of a block.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from aerogel.codegen.gpu.launch import element
-from aerogel.ir.conv import Conv
+from aerogel.ir import Conv
 
 LANES = 32
 STATIC_BYTES = 48 * 1024

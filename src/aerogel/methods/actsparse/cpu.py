@@ -1,21 +1,14 @@
 """`actsparse` on CPUs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import pairwise, product
 
 import numpy as np
 
 from aerogel.codegen.cpu import lists, llvm
-from aerogel.codegen.cpu.abi import Kernel, block
+from aerogel.codegen.cpu.abi import Kernel
 from aerogel.formats import flat, tiled
-from aerogel.ir.config import Config, Packed
-from aerogel.ir.conv import Conv
-from aerogel.ir.layout import Array, Layout
-from aerogel.ir.numbers import ceil_div
-from aerogel.ir.stats import Stats
-from aerogel.ir.target import Target
+from aerogel.ir import Array, Config, Conv, Layout, Packed, Stats, Target, ceil_div, nonzero
 from aerogel.methods.actsparse import NAME
 
 FEW = 20
@@ -27,6 +20,15 @@ _SUMS = {"avx512": 28, "avx2": 12, "generic": 12, "neon": 24}
 """Vectors of sums kept in registers, at most."""
 _FILTERS = (4, 8, 11, 12, 13, 14, 22, 24, 26, 28)
 """Filters of a panel: few numbers, so that layers share code."""
+COST = {
+    "avx512": {
+        "test": 4.0,  # of a vector, whether it is zero
+        "load": 0.5,  # of a weight or of half a vector
+        "step": 2.0,  # of an active position
+        "lists": 0.3,  # share of the time that one list for all vectors costs
+    }
+}
+"""Cycles by ISA; one that is not here goes by AVX-512's (benchmarks/experiments/fit.py)."""
 
 
 def refuse(conv: Conv, target: Target, stats: Stats) -> str | None:
@@ -51,7 +53,9 @@ def configs(conv: Conv, target: Target, stats: Stats) -> Iterator[Config]:
     for width, parts in product((2, 1), (7, 6, 5, 4, 3, 2, 1)):
         for filters in _FILTERS:
             if width * (parts - 1) < live and filters * width <= _SUMS[target.isa]:
-                cost[filters, width, width * parts] = _cycles(conv, stats, live, filters, width, parts)
+                cost[filters, width, width * parts] = _cycles(
+                    conv, target, stats, live, filters, width, parts
+                )
     for filters, width, vectors in sorted(cost, key=lambda point: cost[point]):
         units = max(1, conv.batch * ceil_div(live, vectors))
         groups = min(conv.k, 1 if target.threads == 1 else max(1, -(-4 * target.threads // units)))
@@ -60,20 +64,23 @@ def configs(conv: Conv, target: Target, stats: Stats) -> Iterator[Config]:
         )
 
 
-def _cycles(conv: Conv, stats: Stats, live: int, filters: int, width: int, parts: int) -> float:
+def _cycles(
+    conv: Conv, target: Target, stats: Stats, live: int, filters: int, width: int, parts: int
+) -> float:
     """Modelled, to order candidates: a position costs its test, and where it is active its FMAs and loads in
     each panel."""
+    cost = COST.get(target.isa, COST["avx512"])
     idle = 0.0 if stats.idle is None else stats.idle.vectors / 100
     kept = 1 - stats.sparsity if 2 * stats.shared > stats.nonzeros else 1 - stats.sparsity**filters
-    panel = filters * width / 2 + 0.5 * (filters + 2 * width) + 2
-    position = 4 * width + (1 - idle ** (0.5 + 0.5 * width)) * ceil_div(conv.k, filters) * panel
-    return float(kept * position * ceil_div(live, width * parts) * parts * (1 + 0.3 / parts))
+    panel = filters * width / 2 + cost["load"] * (filters + 2 * width) + cost["step"]
+    position = cost["test"] * width + (1 - idle ** (0.5 + 0.5 * width)) * ceil_div(conv.k, filters) * panel
+    return float(kept * position * ceil_div(live, width * parts) * parts * (1 + cost["lists"] / parts))
 
 
 def tiles(weight: Array, conv: Conv, filters: int) -> list[tiled.Tile]:
     """Neighbouring filters with the same positions; where hardly any have, panels of neighbours and all
     positions of theirs."""
-    mask = flat.kept(weight, conv).reshape(conv.k, -1)
+    mask = nonzero(weight, conv.dtypes.weight).reshape(conv.k, -1)
     edges = [0, *(np.flatnonzero((mask[1:] != mask[:-1]).any(1)) + 1).tolist(), conv.k]
     if len(edges) - 1 > 2 * ceil_div(conv.k, filters):
         edges = [*range(0, conv.k, filters), conv.k]
@@ -135,18 +142,4 @@ def build(
     sizes["list_bytes"] = sizes["list_first"] + 8 * (longest + 1)
     sizes["sums_first"] = -(-parts * sizes["list_bytes"] // 64) * 64
     sizes["scratch_thread"] = sizes["sums_first"] + parts * code.filters * code.width * lanes * 4
-    slots = {n: array.ctypes.data for n, array in owned.items()} | sizes
-    arguments = block(lists.ARGUMENTS, slots)
-    return [
-        Kernel(
-            f"{NAME} {conv}",
-            reads,
-            writes,
-            entry,
-            arguments,
-            sizes["scratch_thread"],
-            tuple(owned.values()),
-            None,
-            owned["counts"],
-        )
-    ]
+    return [Kernel.of(f"{NAME} {conv}", (reads, writes), entry, lists.ARGUMENTS, sizes, owned)]

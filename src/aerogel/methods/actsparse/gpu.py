@@ -16,8 +16,6 @@ few values are zero, half precision and tiles that do not fit. A zero of x hides
 no number.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np
@@ -26,13 +24,7 @@ from aerogel.codegen.gpu import cost, staging
 from aerogel.codegen.gpu.launch import MOST_BLOCKS, Code, Launch, Number
 from aerogel.codegen.gpu.staging import LANES, STATIC_BYTES
 from aerogel.errors import InvalidFile
-from aerogel.ir.config import Config, Packed
-from aerogel.ir.conv import Conv, Pool
-from aerogel.ir.dtypes import Dtypes
-from aerogel.ir.layout import Array
-from aerogel.ir.numbers import ceil_div, round_up
-from aerogel.ir.stats import Idle, Stats
-from aerogel.ir.target import Gpu
+from aerogel.ir import Array, Config, Conv, Dtypes, Gpu, Idle, Packed, Pool, Stats, ceil_div, round_up
 from aerogel.methods.actsparse import NAME
 
 VERSION = 1
@@ -70,8 +62,8 @@ def configs(conv: Conv, target: Gpu, stats: Stats) -> Iterator[Config]:
 
 
 def loop(config: Config) -> cost.Loop:
-    """Instructions for one active position, as counted in the code for sm_80 (benchmarks/sass.py; a test
-    compares)."""
+    """Instructions for one active position, as counted in the code for sm_80
+    (benchmarks/experiments/sass.py; a test compares)."""
     outputs, filters = config["tile_p"] * config["tile_q"], config["filters"]
     return cost.Loop(mac=outputs * filters, shared=outputs + 1, loads=filters + 1, other=8)
 
@@ -103,11 +95,14 @@ def work(conv: Conv, config: Config, stats: Stats) -> cost.Work:
     turns, tested = active(stats, outputs) * positions * blocks * warps, positions * blocks * warps / LANES
     staged = blocks * 4.0 * h * w * (conv.c // conv.groups)
     return cost.Work(
-        blocks, warps, turns * one.all + tested * (25 + 3 * outputs) + staged / 16 / 32 * 8, f32=turns *
-        one.mac, wavefronts=turns * (one.shared + one.loads) + tested * outputs + staged / 128,
-        l2_bytes=staged + turns / warps * lanes * 4, dram_bytes=cost.maps_bytes(conv) + positions * conv.k *
-        4,
-    )  # fmt: skip
+        blocks,
+        warps,
+        turns * one.all + tested * (25 + 3 * outputs) + staged / 16 / 32 * 8,
+        f32=turns * one.mac,
+        wavefronts=turns * (one.shared + one.loads) + tested * outputs + staged / 128,
+        l2_bytes=staged + turns / warps * lanes * 4,
+        dram_bytes=cost.maps_bytes(conv) + positions * conv.k * 4,
+    )
 
 
 def _points(conv: Conv, target: Gpu) -> Iterator[dict[str, int]]:
@@ -289,9 +284,24 @@ def build(packed: Packed, conv: Conv, config: Config, pool: Pool | None = None) 
         ceil_div(conv.c // conv.groups, point["channels"]),
     )
     sizes = (
-        conv.c, *conv.size, conv.k, p, q, conv.pad[0], conv.pad[1], tiles[1], stages, conv.c // conv.groups,
-        conv.k // conv.groups, groups, y_rows, y_columns, *pad, tiles[0] * tiles[1], conv.groups * groups,
-    )  # fmt: skip
+        conv.c,
+        *conv.size,
+        conv.k,
+        p,
+        q,
+        conv.pad[0],
+        conv.pad[1],
+        tiles[1],
+        stages,
+        conv.c // conv.groups,
+        conv.k // conv.groups,
+        groups,
+        y_rows,
+        y_columns,
+        *pad,
+        tiles[0] * tiles[1],
+        conv.groups * groups,
+    )
     numbers: tuple[Number, ...] = (np.float32(conv.parameter), *(np.int32(n) for n in sizes))
     some = (a["first"], _some(place.astype(np.uint16)), _some(np.ascontiguousarray(a["value"])))
     block, files = (LANES, point["warps_p"] * point["warps_q"]), ("element.h", "stage.h", "actsparse.cu")

@@ -1,17 +1,11 @@
 """`blockgemm` on CPUs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 
 from aerogel.formats import flat, tiled
 from aerogel.formats.clusters import tiles
-from aerogel.ir.config import Config, Packed
-from aerogel.ir.conv import Conv
-from aerogel.ir.layout import Array
-from aerogel.ir.stats import Stats
-from aerogel.ir.target import Target
+from aerogel.ir import Array, Config, Conv, Packed, Stats, Target
 from aerogel.methods.blockgemm import NAME
 
 ALIKE = 50

@@ -9,17 +9,11 @@ On random weights nothing is found. Refuses filters that are not alike, f32 wher
 sums in f16, and devices that are not CUDA's.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 
 from aerogel.formats import clusters, panels
-from aerogel.ir.config import Config, Packed
-from aerogel.ir.conv import Conv, Pool
-from aerogel.ir.layout import Array
-from aerogel.ir.stats import Stats
-from aerogel.ir.target import Gpu
+from aerogel.ir import Array, Config, Conv, Gpu, Packed, Pool, Stats
 from aerogel.methods.blockgemm import NAME
 from aerogel.methods.blockgemm import cpu as blockgemm
 

@@ -1,20 +1,13 @@
 """`dense` on CPUs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import torch
 import torch.nn.functional as F
 
-from aerogel.codegen.cpu.abi import Kernel
+from aerogel.codegen.cpu.abi import LibraryCall
 from aerogel.errors import InvalidFile
-from aerogel.ir.config import Config, Packed
-from aerogel.ir.conv import Conv
-from aerogel.ir.dtypes import NUMPY
-from aerogel.ir.layout import Array, Layout
-from aerogel.ir.stats import Stats
-from aerogel.ir.target import Target
+from aerogel.ir import NUMPY, Array, Config, Conv, Layout, Packed, Stats, Target
 from aerogel.ir.tensors import dilation, epilogue, padded, plain, private_ops, to_torch
 from aerogel.methods.dense import NAME
 
@@ -89,14 +82,14 @@ def build(
     reads: Layout,
     writes: Layout,
     rows: int | None = None,
-) -> list[Kernel]:
+) -> LibraryCall:
     weight = to_torch(unpack(packed, conv), conv.dtypes.weight)
     if _features(conv):
-        return [Kernel(f"{NAME} {conv}", reads, writes, call=_linear(weight, conv))]
+        return LibraryCall(reads, writes, _linear(weight, conv))
     call = _plain(weight, conv, config)
     if config["prepacked"]:
         call = _or_else(lambda: _prepacked(weight, conv), call)
-    return [Kernel(f"{NAME} {conv}", reads, writes, call=call)]
+    return LibraryCall(reads, writes, call)
 
 
 Call = Callable[[torch.Tensor, torch.Tensor | None, torch.Tensor | None], torch.Tensor]
@@ -184,9 +177,9 @@ def _prepacked(weight: torch.Tensor, conv: Conv) -> Call:
 
 def _attribute(step: str) -> tuple[str, list[float], str]:
     """oneDNN's name of an activation, with its numbers; "none" of one it has not."""
-    if step.startswith("above"):
+    if step.startswith("threshold"):
         return "none", [], ""
-    if step.startswith("leaky"):
-        return "leaky_relu", [float(step[5:])], ""
+    if step.startswith("leaky_relu"):
+        return "leaky_relu", [float(step.removeprefix("leaky_relu"))], ""
     name, algorithm = _FUSED[step]
     return name, [0.0, 6.0] if step == "relu6" else [], algorithm

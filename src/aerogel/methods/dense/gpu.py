@@ -1,14 +1,9 @@
 """`dense` on GPUs: torch's own convolution, cuDNN on CUDA; both layouts, its epilogue as torch's calls. The
 baseline."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
-from aerogel.ir.config import Config
-from aerogel.ir.conv import Conv, Pool
-from aerogel.ir.stats import Stats
-from aerogel.ir.target import Gpu
+from aerogel.ir import Config, Conv, Gpu, Pool, Stats
 from aerogel.methods.dense import NAME
 
 

@@ -9,17 +9,11 @@ import numpy as np
 
 from aerogel.codegen.cpu import llvm
 from aerogel.codegen.cpu import rows as rows_
-from aerogel.codegen.cpu.abi import Kernel, block
+from aerogel.codegen.cpu.abi import Kernel
 from aerogel.codegen.cpu.sums import summed_channels, unsupported
 from aerogel.errors import InvalidFile
 from aerogel.formats import flat
-from aerogel.ir.config import Config, Packed
-from aerogel.ir.conv import Conv
-from aerogel.ir.dtypes import ITEM_BYTES
-from aerogel.ir.layout import Array, Layout
-from aerogel.ir.numbers import ceil_div
-from aerogel.ir.stats import Stats
-from aerogel.ir.target import Target
+from aerogel.ir import ITEM_BYTES, Array, Config, Conv, Layout, Packed, Stats, Target, ceil_div
 from aerogel.methods.direct import NAME
 
 VERSION = 1
@@ -28,6 +22,23 @@ _MOST_RUNS = 6
 """Alignments of a row's windows beyond which runs get too short to pay."""
 _REGISTER_BLOCK = {"avx512": 14, "avx2": 12, "generic": 12, "neon": 14}
 """Most vectors of sums kept in registers: 16 or 32 of them, some needed for the weight and the window."""
+COST = {
+    "avx512": {
+        "straddle": 3.5,  # loads more, of a vector that straddles a line
+        "near": 0.9,  # of the nearest cache that windows have
+        "miss": 1.2,  # of a load beyond it
+        "row": 25.0,
+        "sum": 1.2,  # of a row, for each vector of sums
+        "run": 8.0,
+        "run_vector": 2.0,
+        "partial": 2.5,  # of a vector of sums that is put away and fetched
+        "far": 20.0,  # of a plane beyond the second cache, and for each vector of it
+        "far_vector": 27.0,
+    }
+}
+"""Cycles by ISA; one that is not here goes by AVX-512's. Fitted by benchmarks/experiments/fit.py to 46 layers
+(ResNet-50 at 80, 90 and 95 %) on one server core, where the first choice costs 4 % over the best of a full
+search."""
 
 
 def refuse(conv: Conv, target: Target, stats: Stats) -> str | None:
@@ -97,11 +108,11 @@ class _Shape:
 def _cycles(conv: Conv, target: Target, stats: Stats, shape: _Shape, vectors: int, channels: int) -> float:
     """Modelled cycles of one image: it orders candidates and is never shown as a time.
 
-    Fitted to 46 layers (ResNet-50 at 80, 90 and 95 %) on one AVX-512 server core, where its first choice
-    costs 4 % over the best of a full search. A nonzero costs its loads, two a cycle, more for the share of
-    its window that the nearest cache cannot hold and where a vector straddles a line; a row costs its start,
-    its end, its runs and its partial sums; images beyond the second cache cost time at each touch.
+    A nonzero costs its loads, two a cycle, more for the share of its window that the nearest cache cannot
+    hold and where a vector straddles a line; a row costs its start, its end, its runs and its partial sums;
+    images beyond the second cache cost time at each touch.
     """
+    cost = COST.get(target.isa, COST["avx512"])
     width = target.vector_bytes
     passes = ceil_div(conv.c // conv.groups, channels)
     span = min(
@@ -109,15 +120,16 @@ def _cycles(conv: Conv, target: Target, stats: Stats, shape: _Shape, vectors: in
         vectors * width + (conv.r - 1) * (shape.pitch + 1) * ITEM_BYTES[conv.dtypes.input],
     )
     runs = len(shape.shifts)
-    loads = vectors + (1 - 1 / runs) if runs else vectors * (1 + 3.5 * (1 - 1 / conv.s))
-    missing = max(0.0, 1 - 0.9 * target.l1_bytes / (channels * span))
-    nonzero = (loads + 2) / 2 + 1.2 * loads * missing
+    loads = vectors + (1 - 1 / runs) if runs else vectors * (1 + cost["straddle"] * (1 - 1 / conv.s))
+    missing = max(0.0, 1 - cost["near"] * target.l1_bytes / (channels * span))
+    nonzero = (loads + 2) / 2 + cost["miss"] * loads * missing
     kept = vectors * 4 // ITEM_BYTES[conv.dtypes.accumulator]  # partial sums are f32
+    turns = max(0, runs - 1) * (cost["run"] + cost["run_vector"] * vectors)
     rows = conv.k * (
-        passes * (25 + 1.2 * kept + max(0, runs - 1) * (8 + 2 * vectors)) + (passes - 1) * 2.5 * kept
+        passes * (cost["row"] + cost["sum"] * kept + turns) + (passes - 1) * cost["partial"] * kept
     )
     moved = sum(
-        count * (20 + 27 * vectors)
+        count * (cost["far"] + cost["far_vector"] * vectors)
         for count, size in zip((conv.c, conv.k), shape.far, strict=True)
         if size > target.l2_bytes // 2
     )
@@ -194,10 +206,4 @@ def build(
     sizes["scratch_thread"] = (
         widest * code.vectors * code.lanes * 4 if packed.meta["channel_blocks"] > 1 else 0
     )
-    own = {name: array.ctypes.data for name, array in owned.items()} | sizes
-    arguments = block(rows_.ARGUMENTS, own)
-    return [
-        Kernel(
-            f"{NAME} {conv}", reads, writes, entry, arguments, sizes["scratch_thread"], tuple(owned.values())
-        )
-    ]
+    return [Kernel.of(f"{NAME} {conv}", (reads, writes), entry, rows_.ARGUMENTS, sizes, owned)]

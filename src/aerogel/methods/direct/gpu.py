@@ -15,8 +15,6 @@ Wins on small layers and at high sparsity; x comes through the read-only cache, 
 nonzeros. Refuses bf16 and images too large for 32-bit offsets.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np
@@ -25,13 +23,7 @@ from aerogel.codegen.gpu import cost
 from aerogel.codegen.gpu.launch import HALVES, MOST_BLOCKS, Code, Launch, Number, element, twice
 from aerogel.errors import InvalidFile
 from aerogel.formats import csr
-from aerogel.ir.config import Config, Packed
-from aerogel.ir.conv import Conv, Pool
-from aerogel.ir.dtypes import NUMPY, Dtypes
-from aerogel.ir.layout import Array
-from aerogel.ir.numbers import ceil_div
-from aerogel.ir.stats import Stats
-from aerogel.ir.target import Gpu
+from aerogel.ir import NUMPY, Array, Config, Conv, Dtypes, Gpu, Packed, Pool, Stats, ceil_div
 from aerogel.methods.direct import NAME
 
 VERSION = 1
@@ -72,7 +64,7 @@ def configs(conv: Conv, target: Gpu, stats: Stats) -> Iterator[Config]:
 
 
 def loop(config: Config, dtypes: Dtypes) -> cost.Loop:
-    """Instructions for one nonzero, as counted in the code for sm_80 (benchmarks/sass.py; a test
+    """Instructions for one nonzero, as counted in the code for sm_80 (benchmarks/experiments/sass.py; a test
     compares)."""
     loads = config["per"] * config["images"]
     halves = 2 * loads + 1 if dtypes == HALVES[0] else 0  # f16 to f32, and twice as many FMAs
@@ -98,12 +90,16 @@ def work(conv: Conv, config: Config, stats: Stats) -> cost.Work:
     )
     macs = stats.nonzeros * warps * one.mac
     return cost.Work(
-        blocks, config["pixels"] * config["rows"] // 32, stats.nonzeros * warps * one.all + 60.0 * pixels *
-        conv.k / 32, f32=0 if conv.dtypes == HALVES[1] else macs, halves=macs if conv.dtypes == HALVES[1] else
-        0, wavefronts=stats.nonzeros * warps * (one.shared + one.loads * 1.25 * min(4, conv.stride[1])),
-        l2_bytes=l2 + 8 * stats.nonzeros * across * deep + padded, dram_bytes=cost.maps_bytes(conv) + padded +
-        8 * stats.nonzeros, launches=2 if padded else 1,
-    )  # fmt: skip
+        blocks,
+        config["pixels"] * config["rows"] // 32,
+        stats.nonzeros * warps * one.all + 60.0 * pixels * conv.k / 32,
+        f32=0 if conv.dtypes == HALVES[1] else macs,
+        halves=macs if conv.dtypes == HALVES[1] else 0,
+        wavefronts=stats.nonzeros * warps * (one.shared + one.loads * 1.25 * min(4, conv.stride[1])),
+        l2_bytes=l2 + 8 * stats.nonzeros * across * deep + padded,
+        dram_bytes=cost.maps_bytes(conv) + padded + 8 * stats.nonzeros,
+        launches=2 if padded else 1,
+    )
 
 
 def pack(weight: Array, conv: Conv, config: Config) -> Packed:

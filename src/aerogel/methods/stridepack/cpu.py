@@ -1,23 +1,28 @@
 """`stridepack` on CPUs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import pairwise
 
 import numpy as np
 
 from aerogel.codegen.cpu import llvm, tiles
-from aerogel.codegen.cpu.abi import Kernel, block
+from aerogel.codegen.cpu.abi import Kernel
 from aerogel.codegen.cpu.sums import by_rank, lane_bits, spread, summed_channels, unsupported
 from aerogel.errors import InvalidFile, PlanMismatch, ShapeError
-from aerogel.ir.config import Config, Packed
-from aerogel.ir.conv import Conv
-from aerogel.ir.dtypes import ITEM_BYTES, NUMPY
-from aerogel.ir.layout import Array, Layout
-from aerogel.ir.numbers import ceil_div, round_up
-from aerogel.ir.stats import Stats
-from aerogel.ir.target import Target
+from aerogel.ir import (
+    ITEM_BYTES,
+    NUMPY,
+    Array,
+    Config,
+    Conv,
+    Layout,
+    Packed,
+    Stats,
+    Target,
+    ceil_div,
+    nonzero,
+    round_up,
+)
 from aerogel.methods.stridepack import NAME
 
 VERSION = 1
@@ -25,6 +30,21 @@ VERSION = 1
 _REGISTER_BLOCK = {"avx512": 14, "avx2": 12, "generic": 12, "neon": 14}
 _MOST_STAGED = 1024
 """Channels that ten bits of a position can name."""
+
+
+COST = {
+    "avx512": {
+        "staged": 1.5,  # of a vector put into the tile, beside its stride
+        "gathered": 20.0,  # of one whose pixels are three or more apart
+        "near": 0.9,  # of the nearest cache that the tile has
+        "miss": 1.2,  # of a load beyond it
+        "row": 25.0,
+        "sum": 1.2,  # of a row, for each vector of sums
+        "partial": 2.5,  # of a vector of sums that is put away and fetched
+        "end": 4.0,  # of a vector of output
+    }
+}
+"""Cycles by ISA; one that is not here goes by AVX-512's (benchmarks/experiments/fit.py)."""
 
 
 def refuse(conv: Conv, target: Target, stats: Stats) -> str | None:
@@ -76,18 +96,17 @@ def _cycles(
     A staged vector costs its load and its store; a nonzero its loads, two a cycle, more where the tile
     outgrows the nearest cache; a row its start, its end and its partial sums.
     """
+    cost = COST.get(target.isa, COST["avx512"])
     vectors, tile = rows * columns, _tile_vectors(conv, rows, columns)
     stages = ceil_div(conv.c // conv.groups, channels)
-    missing = max(0.0, 1 - 0.9 * target.l1_bytes / (channels * tile * target.vector_bytes))
-    staged = conv.c * tile * (1.5 + conv.stride[1] if conv.stride[1] < 3 else 20)
-    nonzero = (vectors + 2) / 2 + 1.2 * vectors * missing
+    missing = max(0.0, 1 - cost["near"] * target.l1_bytes / (channels * tile * target.vector_bytes))
+    staged = conv.c * tile * (cost["staged"] + conv.stride[1] if conv.stride[1] < 3 else cost["gathered"])
+    each = (vectors + 2) / 2 + cost["miss"] * vectors * missing
     kept = vectors * 4 // ITEM_BYTES[conv.dtypes.accumulator]  # partial sums are f32
-    filters = conv.k * (stages * (25 + 1.2 * kept) + (stages - 1) * 2.5 * kept + 4 * vectors)
-    return (
-        ceil_div(conv.out[0], rows)
-        * ceil_div(across, columns)
-        * (staged + stats.nonzeros * nonzero + filters)
-    )
+    sums = stages * (cost["row"] + cost["sum"] * kept) + (stages - 1) * cost["partial"] * kept
+    filters = conv.k * (sums + cost["end"] * vectors)
+    blocks = ceil_div(conv.out[0], rows) * ceil_div(across, columns)
+    return blocks * (staged + stats.nonzeros * each + filters)
 
 
 def _lanes(conv: Conv, target: Target) -> int:
@@ -116,7 +135,7 @@ def pack(weight: Array, conv: Conv, config: Config) -> Packed:
         raise ShapeError(f"{conv.layer()}: more than 2^31 weights")
     stage = min(config["channels"], _MOST_STAGED)
     stages = ceil_div(c, stage)
-    kept = (weight & 0x7FFF) != 0 if conv.dtypes.weight == "bf16" else weight != 0
+    kept = nonzero(weight, conv.dtypes.weight)
     filters, channel, i, j = np.nonzero(kept)
     counts = np.zeros((k, stages), np.int64)
     np.add.at(counts, (filters, channel // stage), 1)
@@ -320,21 +339,33 @@ def build(
     stages, widest = ceil_div(conv.c // conv.groups, stage), int(np.diff(a["group"]).max())
     tile = stage * _tile_vectors(conv, down, columns) * code.lanes * item
     kept = widest * code.vectors * code.lanes * 4 if stages > 1 else 0
-    scratch = round_up(tile + kept, 64)
     sizes = {
-        "images": conv.batch, "row_blocks": ceil_div(p, down), "column_blocks": column_blocks, "groups":
-        len(a["group"]) - 1, "stages": stages, "channels": conv.c // conv.groups, "stage_channels": stage,
-        "x_first": -(conv.pad[0] * reads.pitch + conv.pad[1]) * item, "x_image": conv.c * x_plane * item,
-        "x_plane": x_plane * item, "x_block": down * conv.stride[0] * reads.pitch * item, "x_row":
-        (conv.stride[0] if conv.r == 1 else 1) * reads.pitch * item, "tile_rows": _tile_rows(conv, down),
-        "y_image": conv.k * y_plane * writes.item_bytes, "y_plane": y_plane * writes.item_bytes, "y_row":
-        writes.pitch * writes.item_bytes, "pixel_rows": p, "covered": min(column.size, writes.pitch), "pitch":
-        writes.pitch, "plane_elements": y_plane, "front_elements": writes.front, "tile_bytes": tile,
-        "scratch_thread": scratch, "ahead": config["ahead"],
-    }  # fmt: skip
-    own = {name: array.ctypes.data for name, array in owned.items()} | sizes
-    arguments = block(tiles.ARGUMENTS, own)
-    return [Kernel(f"{NAME} {conv}", reads, writes, entry, arguments, scratch, tuple(owned.values()))]
+        "images": conv.batch,
+        "row_blocks": ceil_div(p, down),
+        "column_blocks": column_blocks,
+        "groups": len(a["group"]) - 1,
+        "stages": stages,
+        "channels": conv.c // conv.groups,
+        "stage_channels": stage,
+        "x_first": -(conv.pad[0] * reads.pitch + conv.pad[1]) * item,
+        "x_image": conv.c * x_plane * item,
+        "x_plane": x_plane * item,
+        "x_block": down * conv.stride[0] * reads.pitch * item,
+        "x_row": (conv.stride[0] if conv.r == 1 else 1) * reads.pitch * item,
+        "tile_rows": _tile_rows(conv, down),
+        "y_image": conv.k * y_plane * writes.item_bytes,
+        "y_plane": y_plane * writes.item_bytes,
+        "y_row": writes.pitch * writes.item_bytes,
+        "pixel_rows": p,
+        "covered": min(column.size, writes.pitch),
+        "pitch": writes.pitch,
+        "plane_elements": y_plane,
+        "front_elements": writes.front,
+        "tile_bytes": tile,
+        "scratch_thread": round_up(tile + kept, 64),
+        "ahead": config["ahead"],
+    }
+    return [Kernel.of(f"{NAME} {conv}", (reads, writes), entry, tiles.ARGUMENTS, sizes, owned)]
 
 
 def _compatible(conv: Conv, config: Config, target: Target, reads: Layout, writes: Layout) -> None:

@@ -19,8 +19,6 @@ tile, many images. Of f16 two pixels go into a word, half of a block's rows apar
 on both (codegen/gpu/element.h). Refuses bf16 and tiles that do not fit.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np
@@ -30,13 +28,7 @@ from aerogel.codegen.gpu.launch import HALVES, MOST_BLOCKS, Code, Launch, Number
 from aerogel.codegen.gpu.staging import STATIC_BYTES
 from aerogel.errors import InvalidFile
 from aerogel.formats import csr
-from aerogel.ir.config import Config, Packed
-from aerogel.ir.conv import Conv, Pool
-from aerogel.ir.dtypes import NUMPY, Dtypes
-from aerogel.ir.layout import Array
-from aerogel.ir.numbers import ceil_div
-from aerogel.ir.stats import Stats
-from aerogel.ir.target import Gpu
+from aerogel.ir import NUMPY, Array, Config, Conv, Dtypes, Gpu, Packed, Pool, Stats, ceil_div
 from aerogel.methods.stridepack import NAME, baked, spf
 from aerogel.methods.stridepack.spf import LANES, Ints
 
@@ -87,7 +79,8 @@ def configs(conv: Conv, target: Gpu, stats: Stats) -> Iterator[Config]:
 
 
 def loop(config: Config, dtypes: Dtypes) -> cost.Loop:
-    """Instructions for one slot, as counted in the code for sm_80 (benchmarks/sass.py; a test compares)."""
+    """Instructions for one slot, as counted in the code for sm_80 (benchmarks/experiments/sass.py; a test
+    compares)."""
     outputs = config["tile_p"] * config["tile_q"]
     if dtypes == HALVES[0]:  # two f32 sums for each word, which is taken apart first
         return cost.Loop(mac=2 * outputs, shared=outputs, loads=0.5, other=8 + 2 * outputs)
@@ -113,12 +106,16 @@ def work(
     staged, macs = blocks * 4.0 * h * w * (conv.c // conv.groups), turns * one.mac
     outputs = conv.batch * conv.k * conv.out[0] * conv.out[1]
     return cost.Work(
-        blocks, warps, turns * one.all + staged / 16 / 32 * 8 + 20 * outputs / 32, f32=0 if conv.dtypes ==
-        HALVES[1] else macs, halves=macs if conv.dtypes == HALVES[1] else 0, wavefronts=waves * stats.nonzeros
-        / LANES * tiles * warps * one.shared + staged / 128 + turns * 1.5, l2_bytes=staged + slots *
-        stats.nonzeros * 6 * tiles, dram_bytes=cost.maps_bytes(conv) + slots * stats.nonzeros * 6, room=max(1,
-        min(8, cost.A100.shared_bytes // (4 * words * point["buffers"] + 1024))),
-    )  # fmt: skip
+        blocks,
+        warps,
+        turns * one.all + staged / 16 / 32 * 8 + 20 * outputs / 32,
+        f32=0 if conv.dtypes == HALVES[1] else macs,
+        halves=macs if conv.dtypes == HALVES[1] else 0,
+        wavefronts=waves * stats.nonzeros / LANES * tiles * warps * one.shared + staged / 128 + turns * 1.5,
+        l2_bytes=staged + slots * stats.nonzeros * 6 * tiles,
+        dram_bytes=cost.maps_bytes(conv) + slots * stats.nonzeros * 6,
+        room=max(1, min(8, cost.A100.shared_bytes // (4 * words * point["buffers"] + 1024))),
+    )
 
 
 def points(conv: Conv, target: Gpu) -> Iterator[dict[str, int]]:
@@ -248,9 +245,18 @@ def build(packed: Packed, conv: Conv, config: Config) -> list[Launch]:
     if macros["HALF"]:
         macros["APART"], down = down * conv.stride[0], 2 * down
     sizes = (
-        conv.c, *conv.size, conv.k, p, q, conv.pad[0], conv.pad[1], ceil_div(q, across),
-        packed.meta["stages"], conv.c // conv.groups, _groups(conv) // conv.groups,
-    )  # fmt: skip
+        conv.c,
+        *conv.size,
+        conv.k,
+        p,
+        q,
+        conv.pad[0],
+        conv.pad[1],
+        ceil_div(q, across),
+        packed.meta["stages"],
+        conv.c // conv.groups,
+        _groups(conv) // conv.groups,
+    )
     numbers: tuple[Number, ...] = (np.float32(conv.parameter), *(np.int32(n) for n in sizes))
     block, grid = (
         (32, point["warps_p"] * point["warps_q"]),

@@ -14,13 +14,10 @@ bank of shared memory wait for each other (wavefronts), lanes that read the same
   %.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 
-from aerogel.ir.layout import Array
-from aerogel.ir.numbers import ceil_div
+from aerogel.ir import Array, ceil_div
 
 LANES = BANKS = 32
 Ints = NDArray[np.int64]

@@ -1,18 +1,12 @@
 """`tilewise` on CPUs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 
 import numpy as np
 
 from aerogel.formats import flat, tiled
-from aerogel.ir.config import Config, Packed
-from aerogel.ir.conv import Conv
-from aerogel.ir.layout import Array
-from aerogel.ir.stats import Stats, majority, runs_of
-from aerogel.ir.target import Target
+from aerogel.ir import Array, Config, Conv, Packed, Stats, Target, majority, nonzero, runs_of
 from aerogel.methods.tilewise import NAME
 
 DENSE = 0.3
@@ -42,7 +36,7 @@ def configs(conv: Conv, target: Target, stats: Stats) -> Iterator[Config]:
 
 def tiles(weight: Array, conv: Conv) -> list[tiled.Tile]:
     """Runs of filters and the positions most of them keep; neighbours with the same positions are one."""
-    mask = flat.kept(weight, conv).reshape(conv.k, -1)
+    mask = nonzero(weight, conv.dtypes.weight).reshape(conv.k, -1)
     found: list[tiled.Tile] = []
     for filters in runs_of(mask.sum(1)):
         positions = np.flatnonzero(majority(mask[filters]))

@@ -10,17 +10,11 @@ Wins where tensor cores do: many filters, many pixels. Refuses weights whose fil
 where torch may not round to tf32, sums in f16, and devices that are not CUDA's.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 
 from aerogel.formats import panels
-from aerogel.ir.config import Config, Packed
-from aerogel.ir.conv import Conv, Pool
-from aerogel.ir.layout import Array
-from aerogel.ir.stats import Stats
-from aerogel.ir.target import Gpu
+from aerogel.ir import Array, Config, Conv, Gpu, Packed, Pool, Stats
 from aerogel.methods.tilewise import NAME
 from aerogel.methods.tilewise import cpu as tilewise
 

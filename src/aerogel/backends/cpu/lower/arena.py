@@ -1,11 +1,9 @@
 """Where temporary buffers live: one block of memory, parts of it reused once nothing reads them any more."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from aerogel.ir.numbers import round_up
+from aerogel.ir import round_up
 
 LINE = 64
 

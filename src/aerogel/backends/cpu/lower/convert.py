@@ -1,17 +1,12 @@
 """From one Layout to another: the copy kernels that stand on the edges of a plan."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from aerogel.codegen.cpu import copy, llvm
-from aerogel.codegen.cpu.abi import Kernel, block
+from aerogel.codegen.cpu.abi import Kernel
 from aerogel.errors import PlanMismatch
-from aerogel.ir.graph import Node
-from aerogel.ir.layout import Layout, Shape
-from aerogel.ir.numbers import ceil_div
-from aerogel.ir.target import Target
+from aerogel.ir import Layout, Node, Shape, Target, ceil_div
 
 
 @dataclass(frozen=True)
@@ -83,17 +78,30 @@ def convert(
             low = min(columns, max(0, ceil_div(left - b, v)))
             high = max(low, min(columns, ceil_div(w_out + left - b, v)))
             sizes = {
-                "images": n, "channels": c, "x_image": x_image * x_item, "x_channel": maps * x_channel *
-                x_item, "x_row": x_row * x_item, "x_column": v * x_column * x_item, "x_part": x_channel *
-                x_item if larger.woven else 0, "y_first": (first * plane + (a * target.kept[1] + b) *
-                phase_plane) * item, "y_image": whole * plane * item, "y_channel": plane * item, "y_row":
-                pitch * item, "rows": rows, "row_first": a - top, "row_step": u, "x_rows": h, "column_low":
-                low, "column_high": high, "column_first": (low * v + b - left) * x_column * x_item,
-                "row_bytes": pitch * item, "tail_bytes": (phase_plane - rows * pitch) * item, "front_bytes":
-                target.front * item if a == b == first == 0 else 0,
-            }  # fmt: skip
-            arguments = block(copy.ARGUMENTS, sizes)
-            kernels.append(Kernel(f"copy {shape} {source} {target}", source, target, entry, arguments))
+                "images": n,
+                "channels": c,
+                "x_image": x_image * x_item,
+                "x_channel": maps * x_channel * x_item,
+                "x_row": x_row * x_item,
+                "x_column": v * x_column * x_item,
+                "x_part": x_channel * x_item if larger.woven else 0,
+                "y_first": (first * plane + (a * target.kept[1] + b) * phase_plane) * item,
+                "y_image": whole * plane * item,
+                "y_channel": plane * item,
+                "y_row": pitch * item,
+                "rows": rows,
+                "row_first": a - top,
+                "row_step": u,
+                "x_rows": h,
+                "column_low": low,
+                "column_high": high,
+                "column_first": (low * v + b - left) * x_column * x_item,
+                "row_bytes": pitch * item,
+                "tail_bytes": (phase_plane - rows * pitch) * item,
+                "front_bytes": target.front * item if a == b == first == 0 else 0,
+            }
+            name = f"copy {shape} {source} {target}"
+            kernels.append(Kernel.of(name, (source, target), entry, copy.ARGUMENTS, sizes))
     return kernels
 
 

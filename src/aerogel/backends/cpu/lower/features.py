@@ -1,18 +1,12 @@
 """A dense Linear over features of ours: torch's would be as fast, but a call out of the segment, and back,
 costs more than it."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from aerogel.codegen.cpu import dot, llvm
-from aerogel.codegen.cpu.abi import Kernel, block
+from aerogel.codegen.cpu.abi import Kernel
 from aerogel.codegen.cpu.sums import lane_bits
-from aerogel.ir.conv import Conv
-from aerogel.ir.dtypes import NUMPY
-from aerogel.ir.layout import Array, Layout
-from aerogel.ir.numbers import round_up
-from aerogel.ir.target import Target
+from aerogel.ir import NUMPY, Array, Conv, Layout, Target, round_up
 
 FEW = 2
 """Images up to which weights read once for each image are as fast as a matrix product."""
@@ -43,11 +37,16 @@ def kernel(weight: Array, conv: Conv, reads: Layout, writes: Layout, target: Tar
     owned = {"value": value, "live": live, "parameter": np.array([conv.parameter], np.float32)}
     x_plane, y_plane = reads.plane(1, 1) * reads.item_bytes, writes.plane(1, 1) * writes.item_bytes
     sizes = {
-        "images": conv.batch, "filters": conv.k, "channels": conv.c, "padded": padded,
-        "x_image": conv.c * x_plane, "x_plane": x_plane, "y_image": conv.k * y_plane, "y_plane": y_plane,
-        "plane_vectors": writes.plane(1, 1) // code.lanes, "front_vectors": writes.front // code.lanes,
+        "images": conv.batch,
+        "filters": conv.k,
+        "channels": conv.c,
+        "padded": padded,
+        "x_image": conv.c * x_plane,
+        "x_plane": x_plane,
+        "y_image": conv.k * y_plane,
+        "y_plane": y_plane,
+        "plane_vectors": writes.plane(1, 1) // code.lanes,
+        "front_vectors": writes.front // code.lanes,
         "scratch_thread": padded * 4,
-    }  # fmt: skip
-    own = {name: array.ctypes.data for name, array in owned.items()} | sizes
-    arguments = block(dot.ARGUMENTS, own)
-    return Kernel(f"dot {conv}", reads, writes, entry, arguments, padded * 4, tuple(owned.values()))
+    }
+    return Kernel.of(f"dot {conv}", (reads, writes), entry, dot.ARGUMENTS, sizes, owned)

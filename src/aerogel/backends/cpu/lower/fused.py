@@ -1,19 +1,13 @@
 """A convolution with the pooling after it in one kernel (codegen/cpu/bands.py): what can be joined, in bands
 of how many rows."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 
 from aerogel.backends.cpu.lower import pooling
 from aerogel.codegen.cpu import bands, llvm
-from aerogel.codegen.cpu.abi import Kernel, block
-from aerogel.ir.config import Config, Packed
-from aerogel.ir.conv import Conv, Pool
-from aerogel.ir.layout import Layout, Shape
-from aerogel.ir.numbers import ceil_div, round_up
-from aerogel.ir.target import Target
+from aerogel.codegen.cpu.abi import Kernel, block, native
+from aerogel.ir import Config, Conv, Layout, Packed, Pool, Shape, Target, ceil_div, round_up
 from aerogel.methods import cpu_form
 
 
@@ -36,31 +30,45 @@ def kernel(
     if conv.batch * count < target.threads:
         return None
     rows = min(p, (pooled - 1) * pool.stride[0] + reach)
-    (first,) = module.build(packed, replace(conv, n=1), config, target, reads, band, rows)
+    (first,) = native(module.build(packed, replace(conv, n=1), config, target, reads, band, rows))
     shape = (1, conv.k, rows, q)
     second = pooling.kernel(pool, shape, (1, *y_shape[1:]), band, writes, target)
-    assert first.entry is not None
-    assert second.entry is not None
     blocks = [first.arguments, second.arguments]
     begin = round_up(max(first.scratch_bytes, second.scratch_bytes), 64)
     after = begin + -(-band.elements(shape) * band.item_bytes // 64) * 64
     row = reads.pitch * reads.item_bytes * (1 if reads.kind != "planar" else conv.stride[0])
     y_plane = writes.plane(*y_shape[2:])
     slots: Mapping[str, int] = {
-        "conv_entry": first.entry.address, "conv_arguments": blocks[0].ctypes.data, "conv_words":
-        len(blocks[0]), "pool_entry": second.entry.address, "pool_arguments": blocks[1].ctypes.data,
-        "pool_words": len(blocks[1]), "images": conv.batch, "bands": count, "pooled": pooled, "band_rows":
-        rows, "conv_rows": p, "stride": pool.stride[0], "top": pool.pad[0], "x_image": conv.c *
-        reads.plane(*conv.size) * reads.item_bytes, "x_row": row, "y_image": conv.k * y_plane *
-        writes.item_bytes, "y_row": writes.pitch * writes.item_bytes, "y_rows": y_shape[2], "y_pitch":
-        writes.pitch, "plane_elements": y_plane, "front_elements": writes.front, "band_first": begin,
-        "arguments_first": after, "scratch_thread": after + 64 * ceil_div(max(map(len, blocks)), 8),
-    }  # fmt: skip
+        "conv_entry": first.entry.address,
+        "conv_arguments": blocks[0].ctypes.data,
+        "conv_words": len(blocks[0]),
+        "pool_entry": second.entry.address,
+        "pool_arguments": blocks[1].ctypes.data,
+        "pool_words": len(blocks[1]),
+        "images": conv.batch,
+        "bands": count,
+        "pooled": pooled,
+        "band_rows": rows,
+        "conv_rows": p,
+        "stride": pool.stride[0],
+        "top": pool.pad[0],
+        "x_image": conv.c * reads.plane(*conv.size) * reads.item_bytes,
+        "x_row": row,
+        "y_image": conv.k * y_plane * writes.item_bytes,
+        "y_row": writes.pitch * writes.item_bytes,
+        "y_rows": y_shape[2],
+        "y_pitch": writes.pitch,
+        "plane_elements": y_plane,
+        "front_elements": writes.front,
+        "band_first": begin,
+        "arguments_first": after,
+        "scratch_thread": after + 64 * ceil_div(max(map(len, blocks)), 8),
+    }
     arguments = block(bands.ARGUMENTS, slots)
     entry = llvm.function("bands", bands.ENTRY, bands.emit, target.isa)
     owned, scratch = (*first.owned, *second.owned, *blocks), slots["scratch_thread"]
     name = f"{first.name} pooled"
-    return Kernel(name, reads, writes, entry, arguments, scratch, owned, None, first.counts, (first, second))
+    return Kernel(name, reads, writes, entry, arguments, scratch, owned, first.counts, (first, second))
 
 
 def _rows(conv: Conv, config: Config, target: Target, band: Layout, pool: Pool, most: int) -> int:

@@ -1,15 +1,10 @@
 """Pooling nodes on our planes: what is taken, and the kernel for one shape."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from aerogel.codegen.cpu import llvm, pool
-from aerogel.codegen.cpu.abi import Kernel, block
-from aerogel.ir.conv import Pool
-from aerogel.ir.layout import Layout, Shape
-from aerogel.ir.numbers import round_up
-from aerogel.ir.target import Target
+from aerogel.codegen.cpu.abi import Kernel
+from aerogel.ir import Layout, Pool, Shape, Target, round_up
 
 SLACK = 16
 """Elements that pooling may read past the end of what it pools: the widest f32 vector."""
@@ -27,12 +22,25 @@ def kernel(
     columns = round_up(w, lanes)
     line = max((q - 1) * code.stride + (code.width - 1) * code.dilation + 1, pooling.pad[1] + columns) + lanes
     sizes = {
-        "units": n * c, "x_plane": reads.plane(h, w) * reads.item_bytes, "y_plane": writes.plane(p, q) *
-        reads.item_bytes, "x_rows": h, "x_row": reads.pitch * reads.item_bytes, "x_real": w, "x_columns":
-        columns, "y_rows": p, "y_row": writes.pitch, "y_columns": q, "plane_elements": writes.plane(p, q),
-        "front_elements": writes.front, "top": pooling.pad[0], "left": pooling.pad[1], "taps": taps,
-        "row_dilation": pooling.dilation[0], "row_stride": pooling.stride[0], "line_elements": line,
-        "scratch_thread": -(-line * 8 // 64) * 64, "scale": int(np.float32(1 / area).view(np.uint32)),
-    }  # fmt: skip
-    arguments = block(pool.ARGUMENTS, sizes)
-    return Kernel(f"pool {x_shape} {(taps, width)}", reads, writes, entry, arguments, sizes["scratch_thread"])
+        "units": n * c,
+        "x_plane": reads.plane(h, w) * reads.item_bytes,
+        "y_plane": writes.plane(p, q) * reads.item_bytes,
+        "x_rows": h,
+        "x_row": reads.pitch * reads.item_bytes,
+        "x_real": w,
+        "x_columns": columns,
+        "y_rows": p,
+        "y_row": writes.pitch,
+        "y_columns": q,
+        "plane_elements": writes.plane(p, q),
+        "front_elements": writes.front,
+        "top": pooling.pad[0],
+        "left": pooling.pad[1],
+        "taps": taps,
+        "row_dilation": pooling.dilation[0],
+        "row_stride": pooling.stride[0],
+        "line_elements": line,
+        "scratch_thread": -(-line * 8 // 64) * 64,
+        "scale": int(np.float32(1 / area).view(np.uint32)),
+    }
+    return Kernel.of(f"pool {x_shape} {(taps, width)}", (reads, writes), entry, pool.ARGUMENTS, sizes)

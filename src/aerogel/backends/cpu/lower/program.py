@@ -6,8 +6,6 @@ phases, or several of these. A copy stands where a value is needed in a form it 
 precision is such a copy, and never a step of its own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 
@@ -18,12 +16,8 @@ from aerogel.backends.cpu.lower.residency import staying
 from aerogel.backends.cpu.lower.views import concatenated, cuts, homes, root
 from aerogel.capture.network import Packs
 from aerogel.capture.nodes import Kinds, casts, image_shape, pairs, pooling_of, problem
-from aerogel.codegen.cpu.abi import Kernel
-from aerogel.ir.config import Config
-from aerogel.ir.conv import Conv
-from aerogel.ir.graph import Graph, Node
-from aerogel.ir.layout import Layout, Shape
-from aerogel.ir.target import Target
+from aerogel.codegen.cpu.abi import Kernel, LibraryCall, native
+from aerogel.ir import Config, Conv, Graph, Layout, Node, Shape, Target
 from aerogel.methods import BASELINE, cpu_form
 
 
@@ -52,11 +46,11 @@ class Export:
 
 @dataclass
 class Part:
-    """A stretch of the program: one torch node (a dense convolution with its kernel), or the kernels of one
-    segment."""
+    """A stretch of the program: one torch node (a dense convolution by a library's call), or the kernels of
+    one segment."""
 
     node: Node | None = None
-    kernel: Kernel | None = None
+    library: LibraryCall | None = None
     natives: list[Native] = field(default_factory=list)
     exports: dict[str, Export] = field(default_factory=dict)
 
@@ -209,15 +203,17 @@ class _Walk:
             first += shape[1]
         self.arena[node.name] = (writes, whole)
 
-    def _dense(self, node: Node) -> Kernel | None:
-        """The library's kernel of a convolution that has one; the plain torch call otherwise."""
+    def _dense(self, node: Node) -> LibraryCall | None:
+        """The library's call for a convolution that has one; the plain torch call otherwise."""
         config = self.given.get(node.name)
         if config is None or node.conv is None or len(self.shapes[node.name]) == 3:
             return None
         conv, module = problem(node, self.shapes), cpu_form(config.method)
         reads, writes = module.layouts(conv, config, self.target, (0, 0, 0, 0))
         packed = self.packs.of(module, node.conv_inputs()[1], conv, config)
-        return module.build(packed, conv, config, self.target, reads, writes)[0]
+        made = module.build(packed, conv, config, self.target, reads, writes)
+        assert isinstance(made, LibraryCall)
+        return made
 
     def _plane_layouts(self) -> dict[tuple[str, tuple[int, int]], Layout]:
         """One planar layout for each element type and image size, so that residuals and chains of layers fit
@@ -279,10 +275,9 @@ class _Walk:
         if node.name in self.pooled and self._with_pool(node, source, reads):
             return
         beside = None if residual is None else self._in_arena(residual, writes)
-        for kernel in module.build(
-            self.packs.of(module, weight, conv, config), conv, config, self.target, reads, writes
-        ):
-            label = f"{config.method} {node.layer or node.name}"
+        packed = self.packs.of(module, weight, conv, config)
+        label = f"{config.method} {node.layer or node.name}"
+        for kernel in native(module.build(packed, conv, config, self.target, reads, writes)):
             self._segment().natives.append(Native(kernel, source, node.name, beside, bias, label, node.name))
         self.arena[node.name] = (writes, conv.y_shape)
 

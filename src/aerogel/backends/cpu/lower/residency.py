@@ -1,15 +1,13 @@
 """What stays in the arena between convolutions of ours: nodes that only move, cut, pool or enlarge maps, and
 a dense head."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 
 from aerogel.backends.cpu.lower import features
 from aerogel.backends.cpu.lower.convert import enlarges
 from aerogel.backends.cpu.lower.views import concatenated, cuts, slices
 from aerogel.capture.nodes import Kinds, Shapes, casts, pooling_of, problem
-from aerogel.ir.graph import Graph, Node, references
+from aerogel.ir import Graph, Node, references
 
 
 def passes(node: Node) -> bool:

@@ -5,13 +5,10 @@ result will be concatenated writes where it belongs in the whole, and a slice is
 costs a copy.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 
 from aerogel.capture.nodes import Shapes
-from aerogel.ir.graph import Graph, Node, Ref
-from aerogel.ir.numbers import ceil_div
+from aerogel.ir import Graph, Node, Ref, ceil_div
 
 Home = tuple[str, int]
 """The whole that a value is a part of, and its first channel there."""

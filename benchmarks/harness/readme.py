@@ -1,4 +1,6 @@
-"""Write the tables of README.md and docs/gpu.md from result files: python benchmarks/readme.py [--check]
+"""Write the tables of README.md and docs/gpu.md from result files:
+
+    python -m benchmarks.harness.readme [--check]
 
 Each table stands between `<!-- table:NAME -->` and `<!-- /table -->` and comes from
 benchmarks/results/NAME.json, NAME.jsonl or NAME.txt, nothing else.
@@ -13,16 +15,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
+from benchmarks.experiments.activity import summary
 
-from benchmarks.activity import summary
-
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
 
 
 def layers(result: dict[str, Any]) -> str:
-    """The table of benchmarks/layers.py."""
+    """The table of benchmarks/experiments/layers.py."""
     lines = ["| layer | times | dense, us | direct, us | dense / direct |", "|---|---|---|---|---|"]
     lines += [
         f"| `{row['conv']}` | {row['count']} | {row['dense_us']:.0f} | {row['direct_us']:.0f} | "
@@ -102,7 +102,7 @@ def said(report: str) -> str:
 
 
 def agreement(result: dict[str, Any]) -> str:
-    """benchmarks/fashion.py: how many answers are as in f32."""
+    """benchmarks/experiments/fashion.py: how many answers are as in f32."""
     lines = ["| | answers as torch's in f32 |", "|---|---|"]
     lines += [f"| {name} | {share:.2%} |" for name, share in result["agreement"].items()]
     accuracy = (
@@ -128,7 +128,7 @@ def pruned(result: dict[str, Any]) -> str:
 
 
 def tilewise(result: dict[str, Any]) -> str:
-    """benchmarks/tilewise.py, a line for each network."""
+    """benchmarks/experiments/tilewise.py, a line for each network."""
     lines = [
         "| | layers | chosen layers, dense / tilewise | their share of dense time | all layers |",
         "|---|---|---|---|---|",
@@ -147,7 +147,7 @@ def tilewise(result: dict[str, Any]) -> str:
 
 
 def blockgemm(result: dict[str, Any]) -> str:
-    """benchmarks/blockgemm.py: the planted matrix, and the real layers added up."""
+    """benchmarks/experiments/blockgemm.py: the planted matrix, and the real layers added up."""
     lines = [
         "| | nonzeros in blocks | after re-pruning | at random | direct / blockgemm | direct / "
         "blockgemm re-pruned |",
@@ -181,7 +181,7 @@ def blockgemm(result: dict[str, Any]) -> str:
 
 
 def actsparse(result: dict[str, Any]) -> str:
-    """benchmarks/actsparse.py, a line for each layer and kind of zeros."""
+    """benchmarks/experiments/actsparse.py, a line for each layer and kind of zeros."""
     rows = result["rows"]
     shares = ("0 %", "40 %", "60 %", "80 %", "90 %")
     lines = [
@@ -200,7 +200,7 @@ def actsparse(result: dict[str, Any]) -> str:
 
 
 def pooling(result: dict[str, Any]) -> str:
-    """benchmarks/pooling.py, a line for each pair."""
+    """benchmarks/experiments/pooling.py, a line for each pair."""
     lines = [
         "| VGG-19 | zeros | direct, apart / together | stridepack, apart / together |",
         "|---|---|---|---|",
@@ -214,7 +214,7 @@ def pooling(result: dict[str, Any]) -> str:
 
 
 def activity(result: dict[str, Any]) -> str:
-    """benchmarks/activity.py, a line for each network and data."""
+    """benchmarks/experiments/activity.py, a line for each network and data."""
     lines = [
         "| network | on | accuracy | zero elements | zero vectors | layers that skip | speedup | "
         "by skipping | paper, GPU |",
@@ -230,7 +230,7 @@ def activity(result: dict[str, Any]) -> str:
 
 
 def gpu_facts(result: dict[str, Any]) -> str:
-    """benchmarks/gpu_facts.py: what packing costs on each pattern, and what kernels take."""
+    """benchmarks/experiments/gpu_facts.py: what packing costs on each pattern, and what kernels take."""
     lines = [
         "| pattern | slots, as it comes | x wavefronts | slots, reordered | x wavefronts, reorganized |",
         "|---|---|---|---|---|",
@@ -263,7 +263,7 @@ def gpu_facts(result: dict[str, Any]) -> str:
 
 
 def gpu_model(result: dict[str, Any]) -> str:
-    """benchmarks/gpu_model.py: modelled microseconds, and how many times dense f32 and dense f16 that is."""
+    """experiments/gpu_model.py: modelled microseconds, and how many times dense f32 and dense f16 that is."""
     heads = [
         "network",
         "batch",
@@ -340,5 +340,5 @@ if __name__ == "__main__":
     for path in (ROOT / "README.md", ROOT / "docs" / "gpu.md"):
         new = written(path.read_text())
         if "--check" in sys.argv and new != path.read_text():
-            sys.exit(f"{path.name} does not show its result files; run python benchmarks/readme.py")
+            sys.exit(f"{path.name} does not show its result files; run python -m benchmarks.harness.readme")
         path.write_text(new)

@@ -11,18 +11,21 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import aerogel
-from aerogel.runtime.eager import InType, bodies, channels_last, in_both_layouts, runner
-from benchmarks.models import Call
+from aerogel.ir import Way
+from aerogel.runtime.eager import InType, body, channels_last, runner
+from benchmarks.zoo.models import Call
 
 Run = Callable[[], Any]
 CALIBRATION = 32
 """Images that OpenVINO's quantization sees."""
+CHANNELS_LAST = Way("torch", "channels_last")
 
 
 def torch_contiguous(model: torch.nn.Module, call: Call, threads: int) -> Run:
@@ -31,7 +34,7 @@ def torch_contiguous(model: torch.nn.Module, call: Call, threads: int) -> Run:
 
 
 def torch_channels_last(model: torch.nn.Module, call: Call, threads: int) -> Run:
-    other, (args, kwargs) = in_both_layouts(model)["channels_last"], call
+    other, (args, kwargs) = body(model, CHANNELS_LAST), call
     return lambda: other(
         *(channels_last(a) for a in args), **{n: channels_last(a) for n, a in kwargs.items()}
     )
@@ -42,7 +45,7 @@ def inductor(model: torch.nn.Module, call: Call, threads: int) -> Run:
     import torch._inductor.config
 
     torch._inductor.config.freezing = True
-    compiled: Any = torch.compile(in_both_layouts(model)["channels_last"])
+    compiled: Any = torch.compile(body(model, CHANNELS_LAST))
     args, kwargs = call
 
     def run() -> Any:
@@ -106,11 +109,11 @@ def _openvino(model: Any, arrays: list[Any], threads: int, precision: str) -> Ru
 
 
 def torch_bf16(model: torch.nn.Module, call: Call, threads: int) -> Run:
-    return runner(bodies(model, torch.bfloat16)["contiguous bfloat16"], call, "contiguous")
+    return runner(body(model, way := Way("torch", dtype="bfloat16")), call, way)
 
 
 def torch_bf16_channels_last(model: torch.nn.Module, call: Call, threads: int) -> Run:
-    return runner(bodies(model, torch.bfloat16)["channels_last bfloat16"], call, "channels_last")
+    return runner(body(model, way := replace(CHANNELS_LAST, dtype="bfloat16")), call, way)
 
 
 def inductor_bf16(model: torch.nn.Module, call: Call, threads: int) -> Run:

@@ -12,7 +12,7 @@ from llvmlite import ir
 
 from aerogel.codegen.cpu import llvm
 from aerogel.codegen.cpu.emit import F32, I64, PTR, Emit, Value
-from aerogel.ir.target import VECTOR_BYTES, Target
+from aerogel.ir import VECTOR_BYTES, Target
 
 CHAINS = 16
 

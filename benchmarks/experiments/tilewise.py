@@ -1,7 +1,7 @@
 """Tile-wise sparsity on the shapes of real networks: `tilewise` beside the fastest dense convolution, layer
 by layer.
 
-    python benchmarks/tilewise.py --json tilewise.json
+    python -m benchmarks.experiments.tilewise --json tilewise.json
         needs the pattern files for their shapes; OpenVINO if installed
 
 Weights are seeded and pruned as `aerogel.prune(pattern="tilewise")` does (TW-2D, 75 %). Dense is the fastest
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from dataclasses import replace
 from datetime import date
 from itertools import islice
@@ -28,21 +27,15 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
-
 from aerogel.backends.cpu.trial import candidate
-from aerogel.ir.conv import Conv
-from aerogel.ir.dtypes import Dtypes
-from aerogel.ir.stats import Stats
-from aerogel.ir.target import Target, host
+from aerogel.ir import Conv, Dtypes, Stats, Target, from_float64, host
 from aerogel.methods.dense import cpu as dense
 from aerogel.methods.direct import cpu as direct
 from aerogel.methods.tilewise import cpu as tilewise
 from aerogel.pruning.masks import masks
-from aerogel.reference import from_float64
 from aerogel.tune.measure import interleaved
-from benchmarks.opponents import prepare
-from benchmarks.patterns import distinct, load
+from benchmarks.harness.opponents import prepare
+from benchmarks.zoo.patterns import distinct, load
 
 CHOSEN = 0.7
 """The share of the dense time that the chosen layers hold."""
@@ -52,7 +45,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--patterns", type=Path, default=Path(__file__).parents[2] / "shared" / "patterns")
+    parser.add_argument("--patterns", type=Path, default=Path(__file__).parents[3] / "shared" / "patterns")
     parser.add_argument(
         "--networks", default="resnet50-90,vgg19-92", help="pattern files whose shapes are used"
     )

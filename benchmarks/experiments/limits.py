@@ -1,6 +1,6 @@
 """How near each layer is to what the core can do, in the running network.
 
-    python benchmarks/limits.py resnet50 --pattern ../shared/patterns/resnet50-90.npz --json limits.json
+    python -m benchmarks.experiments.limits resnet50 --pattern ../shared/patterns/resnet50-90.npz
 
 GF/s count the nonzeros only. `bytes` are what a layer must move at least: x once, y once (twice where it is
 also read, as a residual), values and offsets once. The limit is the larger of two times: nonzeros at the
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from datetime import date
 from pathlib import Path
 from tempfile import mkdtemp
@@ -23,14 +22,11 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
-
 import aerogel
 from aerogel.backends.cpu.runner import program, workspace
-from aerogel.ir.plan import Choice
-from aerogel.ir.target import Target, host
-from benchmarks.models import MODELS, make, prune_pattern
-from benchmarks.probe import limits
+from aerogel.ir import Choice, Target, host
+from benchmarks.harness.probe import limits
+from benchmarks.zoo.models import MODELS, make, prune_pattern
 
 ROUNDS = 40
 

@@ -1,7 +1,7 @@
 """A trained ResNet on Fashion-MNIST: how often half precision changes the answer, beside what dense bf16
 changes.
 
-    python benchmarks/fashion.py FOLDER --json fashion.json
+    python -m benchmarks.experiments.fashion FOLDER --json fashion.json
         FOLDER holds the four .gz files (Debian: dataset-fashion-mnist)
 
 Trains 78,000 parameters for 800 steps (two minutes), prunes 90 % of each convolution by magnitude, fine-tunes
@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from datetime import date
 from pathlib import Path
 from tempfile import mkdtemp
@@ -24,8 +23,6 @@ import torch
 from rich.progress import track
 from torch import Tensor, nn
 from torch.nn import functional as F
-
-sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import aerogel
 from aerogel.runtime.eager import InType

@@ -1,11 +1,11 @@
 """All methods against cuDNN on a GPU, layer by layer, on all real patterns: ready for the first person who
 has one.
 
-    pip install 'aerogel[cuda]' && python benchmarks/gpu.py --json gpu.jsonl
+    pip install 'aerogel[cuda]' && python -m benchmarks.experiments.gpu --json gpu.jsonl
         a CUDA device: half an hour
-    python benchmarks/gpu.py --device opencl --quick
+    python -m benchmarks.experiments.gpu --device opencl --quick
         the same path on any OpenCL device: what CI runs
-    python benchmarks/gpu.py --show gpu.jsonl
+    python -m benchmarks.experiments.gpu --show gpu.jsonl
         the table of an earlier run
 
 Dense is torch's convolution (cuDNN) in fp32, tf32 and fp16, the faster of both layouts, with the epilogue as
@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import date
@@ -33,23 +32,18 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
-
 from aerogel.backends.gpu.cuda import Cuda
 from aerogel.backends.gpu.device import FORMAT, Device
 from aerogel.backends.gpu.layer import Layer
 from aerogel.backends.gpu.opencl import OpenCL
-from aerogel.ir.conv import Conv
-from aerogel.ir.dtypes import NUMPY, Dtypes
-from aerogel.ir.layout import Array
-from aerogel.ir.stats import Stats
+from aerogel.ir import NUMPY, Array, Conv, Dtypes, Stats
 from aerogel.ir.tensors import TORCH, plain
 from aerogel.methods import METHODS, gpu_form
 from aerogel.tune.measure import interleaved
-from benchmarks.patterns import Layer as Pruned
-from benchmarks.patterns import distinct, load
+from benchmarks.zoo.patterns import Layer as Pruned
+from benchmarks.zoo.patterns import distinct, load
 
-PATTERNS = Path(__file__).parent.parent.parent / "shared" / "patterns"
+PATTERNS = Path(__file__).parents[3] / "shared" / "patterns"
 SUMS = {"direct": "f16", "stridepack": "f16"}
 FORMS = [(name, Dtypes()) for name in METHODS[1:]]
 FORMS += [(name, Dtypes("f16", "f16", SUMS.get(name, "f32"), "f16")) for name in METHODS[1:]]

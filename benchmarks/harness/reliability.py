@@ -1,5 +1,6 @@
-"""Make docs/reliability.md from benchmarks/results/reliability.jsonl: python -m benchmarks.reliability
-[--check]
+"""Make docs/reliability.md from benchmarks/results/reliability.jsonl:
+
+    python -m benchmarks.harness.reliability [--check]
 
 Each line there was written by one part of a night's run (`pytest --nightly --part k/n`), or by another kind
 of run, named in its "kind". The page says what has been run at full counts, and what has not.
@@ -12,12 +13,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
-
 from aerogel.methods import METHODS, method
 from tests.counts import FULL
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 LINES = ROOT / "benchmarks" / "results" / "reliability.jsonl"
 PAGE = ROOT / "docs" / "reliability.md"
 PLOT = ROOT / "docs" / "soak.png"
@@ -114,7 +113,7 @@ def page(lines: list[dict[str, Any]], plot: bool) -> str:
     text = [
         "# What has been tested, and how often",
         "",
-        "Made by `python -m benchmarks.reliability` from what the runs wrote down.",
+        "Made by `python -m benchmarks.harness.reliability` from what the runs wrote down.",
         "",
     ]
     text += [_said(parts, of), ""]
@@ -187,5 +186,5 @@ def written() -> str:
 
 if __name__ == "__main__":
     if "--check" in sys.argv and written() != PAGE.read_text():
-        sys.exit(f"{PAGE.name} does not show its lines; run python -m benchmarks.reliability")
+        sys.exit(f"{PAGE.name} does not show its lines; run python -m benchmarks.harness.reliability")
     PAGE.write_text(written())

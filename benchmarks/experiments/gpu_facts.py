@@ -1,11 +1,11 @@
 """What is known of the GPU kernels without a GPU: registers, spills, shared memory, occupancy, and what
 packing costs exactly.
 
-    python benchmarks/gpu_facts.py --json facts.json
+    python -m benchmarks.experiments.gpu_facts --json facts.json
         all kernels and targets, all real patterns
-    python benchmarks/gpu_facts.py --kernels-only
+    python -m benchmarks.experiments.gpu_facts --kernels-only
         a minute; with --json the file's patterns stay as they are
-    python benchmarks/gpu_facts.py --pattern resnet50-90
+    python -m benchmarks.experiments.gpu_facts --pattern resnet50-90
         one pattern (this one with the trade-off by channels of a stage)
 
 Kernels are compiled by NVRTC for sm_75, sm_80, sm_90 and sm_100 (ptxas says what it used) and by clang for
@@ -22,7 +22,6 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, replace
 from datetime import date
@@ -34,24 +33,19 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
-
 from aerogel.codegen.gpu import nvrtc
 from aerogel.codegen.gpu.launch import HALVES, Code
 from aerogel.codegen.gpu.nvrtc import Facts
-from aerogel.ir.config import Config
-from aerogel.ir.conv import Conv
-from aerogel.ir.dtypes import NUMPY, Dtypes
-from aerogel.ir.layout import Array
-from aerogel.ir.stats import Idle, Stats
+from aerogel.ir import NUMPY, Array, Config, Conv, Dtypes, Idle, Stats
 from aerogel.methods import gpu_form
 from aerogel.methods.actsparse import gpu as actsparse
 from aerogel.methods.stridepack import gpu as stridepack
 from aerogel.methods.stridepack import spf
-from benchmarks import gpu_triton, patterns
-from benchmarks.sim.write import POOL, TARGET, launches_of
+from benchmarks.experiments import gpu_triton
+from benchmarks.experiments.sim.write import POOL, TARGET, launches_of
+from benchmarks.zoo import patterns
 
-PATTERNS = Path(__file__).parent.parent.parent / "shared" / "patterns"
+PATTERNS = Path(__file__).parents[3] / "shared" / "patterns"
 ARCHS = ("sm_75", "sm_80", "sm_90", "sm_100")
 LAYERS = (
     "n1c64h56w56k64r3s3u1p1+bias+relu",

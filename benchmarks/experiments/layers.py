@@ -1,7 +1,7 @@
 """Each distinct layer of a pruned network: `direct` in its first configuration beside the fastest `dense`,
 interleaved.
 
-    python benchmarks/layers.py --pattern ../shared/patterns/resnet50-90.npz --json layers.json
+    python -m benchmarks.experiments.layers --pattern ../shared/patterns/resnet50-90.npz --json layers.json
 
 Buffers rotate so that x and y come from beyond L2, as they do in a running network. `ratio` is dense over
 direct (medians), summed over the stride-1 layers, each as often as the network has it. Layout conversions are
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
@@ -24,16 +23,12 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
-
 from aerogel.backends.cpu.trial import candidate
-from aerogel.ir.plan import Timing
-from aerogel.ir.stats import Stats
-from aerogel.ir.target import Target, host
+from aerogel.ir import Stats, Target, Timing, host
 from aerogel.methods.dense import cpu as dense
 from aerogel.methods.direct import cpu as direct
 from aerogel.tune.measure import interleaved
-from benchmarks.patterns import Layer, distinct, load
+from benchmarks.zoo.patterns import Layer, distinct, load
 
 
 def main() -> None:

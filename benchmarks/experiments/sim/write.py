@@ -1,9 +1,9 @@
 r"""One layer as a single .cu file: the kernel, the packed data, a check on the CPU and a main(). No Python
 needed to run it.
 
-    python benchmarks/sim/write.py n1c32h28w28k32r3s3u1p1+bias+relu \
+    python -m benchmarks.experiments.sim.write n1c32h28w28k32r3s3u1p1+bias+relu \
         --method stridepack --sparsity 0.9 -o layer.cu
-    python benchmarks/sim/write.py CONV --method direct --config direct/chunk=256,... -o layer.cu
+    python -m benchmarks.experiments.sim.write CONV --method direct --config direct/chunk=256,... -o layer.cu
     nvcc -arch=sm_75 -o layer layer.cu && ./layer
         prints the largest error and microseconds; exit code 1 if it is wrong
 
@@ -17,20 +17,12 @@ GPGPU-Sim can run it. Nothing here was run on a GPU; nvcc compiles one of each i
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).parent.parent.parent))
-
 from aerogel.codegen.gpu.launch import Code, Launch, dialect
-from aerogel.ir.config import Config
-from aerogel.ir.conv import Conv, Pool
-from aerogel.ir.dtypes import NUMPY, Dtypes
-from aerogel.ir.layout import Array
-from aerogel.ir.stats import Idle, Stats
-from aerogel.ir.target import Gpu
+from aerogel.ir import NUMPY, Array, Config, Conv, Dtypes, Gpu, Idle, Pool, Stats
 from aerogel.methods import gpu_form
 from aerogel.methods.actsparse import gpu as actsparse
 
@@ -108,8 +100,8 @@ def source(conv: Conv, weight: Array, kind: str, config: Config | None = None) -
     text = text.replace("@CHECK", check).replace("@PARAMETER", repr(float(np.float32(conv.parameter))))
     enums = "enum { " + ", ".join(f"{n}_ = {v}" for n, v in sizes.items()) + " };\n"
     head = (
-        f"/* {conv} as {kind}: written by benchmarks/sim/write.py. */\n#include <cmath>\n#include "
-        "<cstdio>\n#include <vector>\n"
+        f"/* {conv} as {kind}: written by benchmarks/experiments/sim/write.py. */\n#include <cmath>\n"
+        "#include <cstdio>\n#include <vector>\n"
     )
     return "".join([head, dialect(), *kernels, *arrays, enums, text])
 

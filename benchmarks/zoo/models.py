@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.blocks import conv_bn
-from benchmarks.detectors import (
+from benchmarks.zoo.blocks import conv_bn
+from benchmarks.zoo.detectors import (
     DenseNet121,
     Detector,
     Inception,
@@ -26,8 +26,8 @@ from benchmarks.detectors import (
     YoloV3Spp,
     YoloV8s,
 )
-from benchmarks.odd import Mapping, Signal, Volume
-from benchmarks.patterns import load
+from benchmarks.zoo.odd import Mapping, Signal, Volume
+from benchmarks.zoo.patterns import load
 
 Call = tuple[tuple[Tensor, ...], dict[str, Tensor]]
 

@@ -4,11 +4,7 @@ is held to."""
 from __future__ import annotations
 
 import re
-import sys
 from collections import Counter
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent.parent))
 
 CLASSES = {
     "mac": r"FFMA|HFMA2",

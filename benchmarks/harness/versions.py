@@ -1,7 +1,7 @@
 r"""Two versions of aerogel beside each other in one run: the same bits, and no slower.
 
-    python -m benchmarks.versions answers OLD NEW --json versions.jsonl
-    python -m benchmarks.versions speed OLD NEW \
+    python -m benchmarks.harness.versions answers OLD NEW --json versions.jsonl
+    python -m benchmarks.harness.versions speed OLD NEW \
         --pattern ../shared/patterns/resnet50-90.npz --json versions.jsonl
 
 OLD and NEW are checkouts. `answers` lets OLD compile every architecture (by rule) at 0, 80 and 95 % zeros and
@@ -30,7 +30,7 @@ _CHILD = r"""
 import json, pathlib, sys, time
 import numpy as np, torch
 import aerogel
-from benchmarks import models
+from benchmarks.zoo import models
 torch.set_num_threads(int(sys.argv[1]))
 for line in sys.stdin:
     asked = json.loads(line)
@@ -92,7 +92,7 @@ class Version:
 
 
 def answers(given: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
-    from benchmarks import models
+    from benchmarks.zoo import models
 
     old, new = (Version(own, given.threads) for own in (given.old, given.new))
     rows = []

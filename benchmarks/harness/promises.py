@@ -1,10 +1,10 @@
 r"""The promises that only a quiet machine can show: never slower, the same choice each time, no queue for the
 GIL.
 
-    python benchmarks/promises.py slower --models resnet50,unet --sparsities 0,0.8,0.95 \
+    python -m benchmarks.harness.promises slower --models resnet50,unet --sparsities 0,0.8,0.95 \
         --rounds 200 --append slower.jsonl
-    python benchmarks/promises.py stable --pattern ../shared/patterns/resnet50-90.npz
-    python benchmarks/promises.py busy
+    python -m benchmarks.harness.promises stable --pattern ../shared/patterns/resnet50-90.npz
+    python -m benchmarks.harness.promises busy
 
 `slower` passes where the 95 % interval of the median of aerogel / fastest torch stays below 1.02. `stable`
 compiles three times: total time within 5 %, at least 90 % of the layers on the same method. `busy` passes
@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import json
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -29,12 +28,10 @@ from typing import Any
 import numpy as np
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
-
 import aerogel
 from aerogel.tune.measure import interleaved
-from benchmarks.models import MODELS, example, make, prune, prune_pattern
 from benchmarks.run import compare
+from benchmarks.zoo.models import MODELS, example, make, prune, prune_pattern
 
 SMALLER = {"vgg19": 112, "unet": 192, "yolov3": 192, "yolov3spp": 192, "yolov8s": 256, "detector": 256}
 """Image sides that let 200 rounds of the large models fit an hour; the others run at their usual size."""

@@ -1,7 +1,7 @@
 """Sparse feature maps, dense weights: `actsparse` beside the fastest dense convolution as the zeros of x
 grow.
 
-    python benchmarks/actsparse.py --json actsparse.json
+    python -m benchmarks.experiments.actsparse --json actsparse.json
 
 Zeros come in vectors of 16 pixels of one channel, either anywhere (`scattered`: a window that starts within a
 vector meets two or three, so fewer windows are empty than vectors) or as whole channels (`channels`: what a
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from dataclasses import replace
 from datetime import date
 from itertools import islice, pairwise
@@ -26,12 +25,8 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
-
 from aerogel.backends.cpu.trial import candidate
-from aerogel.ir.conv import Conv
-from aerogel.ir.stats import Idle, Stats
-from aerogel.ir.target import Target, host
+from aerogel.ir import Conv, Idle, Stats, Target, host
 from aerogel.methods.actsparse import cpu as actsparse
 from aerogel.methods.dense import cpu as dense
 from aerogel.tune.measure import interleaved

@@ -1,9 +1,9 @@
 """Triton's kernels compiled for GPUs that are not here: registers, spills, shared memory, matrix
 instructions. See gpu_facts.py.
 
-    python benchmarks/gpu_triton.py sm_80 sm_100 --json rows.json
+    python -m benchmarks.experiments.gpu_triton sm_80 sm_100 --json rows.json
         some targets; a second or two for each kernel
-    python benchmarks/gpu_triton.py sm_80 --few 0
+    python -m benchmarks.experiments.gpu_triton sm_80 --few 0
         one kernel of nine, from the first on
 
 NVIDIA's figures are cuobjdump's of the very code object, AMD's those in the assembly.
@@ -15,7 +15,6 @@ import argparse
 import json
 import re
 import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -26,15 +25,11 @@ import numpy as np
 from rich.console import Console
 from rich.progress import track
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
-
 from aerogel.codegen.gpu.launch import TritonCode, TritonLaunch
 from aerogel.formats import panels
-from aerogel.ir.conv import Conv
-from aerogel.ir.target import Gpu
+from aerogel.ir import Conv, Gpu, from_float64
 from aerogel.methods import gpu_form
-from aerogel.reference import from_float64
-from benchmarks import sass
+from benchmarks.experiments import sass
 
 TARGETS = ("sm_80", "sm_90", "sm_100", "gfx942")
 LAYERS = ("n1c64h56w56k128r3s3u1p1{}+bias+relu", "n1c256h14w14k256r1s1u1p0{}+bias+add+relu")

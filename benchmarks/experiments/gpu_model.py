@@ -1,7 +1,7 @@
 """The modelled table: what each method would take on an A100 and an H100, by the cost model of
 aerogel/codegen/gpu/cost.py.
 
-    python benchmarks/gpu_model.py --json benchmarks/results/gpu_model.json
+    python -m benchmarks.experiments.gpu_model --json benchmarks/results/gpu_model.json
         a minute; needs the patterns and two result files
 
 Modelled, not measured: no kernel has run on a GPU. For each layer of each real pattern of ResNet-50, VGG-19
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,23 +24,17 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
-
 from aerogel.codegen.gpu import cost
 from aerogel.formats import panels
-from aerogel.ir.config import Config
-from aerogel.ir.conv import Conv
-from aerogel.ir.dtypes import Dtypes
-from aerogel.ir.stats import Idle, Stats
-from aerogel.ir.target import Gpu
+from aerogel.ir import Config, Conv, Dtypes, Gpu, Idle, Stats
 from aerogel.methods import METHODS, gpu_form
 from aerogel.methods.actsparse import gpu as actsparse
 from aerogel.methods.direct import gpu as direct
 from aerogel.methods.stridepack import gpu as stridepack
-from benchmarks import patterns
-from benchmarks.gpu_facts import PATTERNS
+from benchmarks.experiments.gpu_facts import PATTERNS
+from benchmarks.zoo import patterns
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS = Path(__file__).parents[1] / "results"
 NETWORKS = ("resnet50", "vgg19", "yolov3")
 MACHINES = {
     "A100": (cost.A100, Gpu("cuda", "sm_80", 108, 166912, tf32=True)),

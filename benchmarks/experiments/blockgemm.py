@@ -1,7 +1,7 @@
 """Dense blocks and re-pruning (PACT'20): `blockgemm` beside `direct`, before and after `aerogel.reprune` took
 5 % of the weight.
 
-    python benchmarks/blockgemm.py --pattern ../shared/patterns/resnet50-80.npz --json blockgemm.json
+    python -m benchmarks.experiments.blockgemm --pattern ../shared/patterns/resnet50-80.npz --json rows.json
 
 A matrix with planted blocks first, then every distinct layer under its real mask. Magnitudes are not in the
 pattern files: `gaussian` draws all of them from a normal distribution, `pruned` only from its tails, as
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from dataclasses import replace
 from datetime import date
 from itertools import islice
@@ -25,19 +24,14 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
-
 from aerogel.backends.cpu.backend import Cpu
 from aerogel.formats import clusters
-from aerogel.ir.conv import Conv
-from aerogel.ir.layout import Array
-from aerogel.ir.stats import Stats, majority
-from aerogel.ir.target import Target, host
+from aerogel.ir import Array, Conv, Stats, Target, host, majority
 from aerogel.methods import cpu_form
 from aerogel.methods.blockgemm import cpu as blockgemm
 from aerogel.pruning.reprune import leftovers
 from aerogel.tune import search
-from benchmarks.patterns import distinct, load
+from benchmarks.zoo.patterns import distinct, load
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aerogel.ir.conv import Conv
+from aerogel.ir import Conv
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,10 +1,10 @@
 """Zeros that ReLU makes in four networks: how many, which layers skip them, and what that gains.
 
-    python benchmarks/activity.py FOLDER --models trained --json activity.json
+    python -m benchmarks.experiments.activity FOLDER --models trained --json activity.json
         FOLDER has Fashion-MNIST's four .gz files
-    python benchmarks/activity.py --photos-only --only vgg19
+    python -m benchmarks.experiments.activity --photos-only --only vgg19
         full size, on photos (pip install scikit-image)
-    python benchmarks/activity.py --show activity.json
+    python -m benchmarks.experiments.activity --show activity.json
         the layers of an earlier run
 
 No weight is pruned. Each network twice: at a quarter of its width, trained here on Fashion-MNIST, 28 x 28
@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Callable
 from datetime import date
 from functools import partial
@@ -33,14 +32,12 @@ from rich.table import Table
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
-
 import aerogel
 from aerogel.methods import METHODS
 from aerogel.runtime.eager import runner
 from aerogel.tune.measure import interleaved
-from benchmarks.detectors import DenseNet121
-from benchmarks.models import Vgg19, make, regnetx, resnet50
+from benchmarks.zoo.detectors import DenseNet121
+from benchmarks.zoo.models import Vgg19, make, regnetx, resnet50
 from examples.fashion_mnist import accuracy, read, train
 
 CLAIMS = {"vgg19": 1.97, "resnet50": 2.23, "densenet121": 2.74, "regnetx": 1.58}
@@ -147,7 +144,7 @@ def measured(name: str, on: str, model: nn.Module, inputs: list[Tensor]) -> dict
     others = aerogel.compile(
         model, (inputs[0],), calibration=inputs, methods=[m for m in METHODS if m != "actsparse"]
     )
-    times = interleaved([runner(m, ((inputs[0],), {}), "contiguous") for m in (others, fast)], 31)
+    times = interleaved([runner(m, ((inputs[0],), {})) for m in (others, fast)], 31)
     layers = []
     for row, choice in zip(aerogel.explain(fast).layers, fast.plan.choices, strict=True):
         assert choice.idle is not None
@@ -156,7 +153,13 @@ def measured(name: str, on: str, model: nn.Module, inputs: list[Tensor]) -> dict
             {"layer": row["layer"], "conv": row["conv"], "method": choice.config.method, "zeros": zeros}
         )
         layers[-1] |= {"us": row["us"], "dense_us": row["dense_us"], "others": row["others"]}
-    said = {"network": name, "on": on, "claim": CLAIMS[name], "speedup": fast.speedup or 1.0, "how": fast.how}
+    said = {
+        "network": name,
+        "on": on,
+        "claim": CLAIMS[name],
+        "speedup": fast.speedup or 1.0,
+        "how": str(fast.how),
+    }
     said["gain"] = float(np.median(times[0]) / np.median(times[1]))
     return said | {"target": str(fast.plan.target), "layers": layers}
 

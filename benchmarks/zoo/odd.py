@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.blocks import conv_bn
+from benchmarks.zoo.blocks import conv_bn
 
 
 class Signal(nn.Module):

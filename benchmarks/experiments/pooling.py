@@ -1,7 +1,7 @@
 """Convolution and pooling in one kernel beside the two apart: VGG-19's five pairs under a real pruning
 pattern.
 
-    python benchmarks/pooling.py --json pooling.json       needs the pattern files
+    python -m benchmarks.experiments.pooling --json pooling.json       needs the pattern files
 
 Each pair runs `direct` and `stridepack` in a few configurations, unfused (two kernels of one segment) and
 fused (PECR: the convolution's output stays in the cache), all in the same rounds. A method's unfused form is
@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from dataclasses import replace
 from datetime import date
 from itertools import islice
@@ -28,20 +27,15 @@ from rich.progress import track
 from rich.table import Table
 from torch import nn
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
-
 import aerogel
 from aerogel.backends.cpu import threads as pool
 from aerogel.backends.cpu.lower import fused, pooling
 from aerogel.backends.cpu.runner import program
-from aerogel.codegen.cpu.abi import Kernel
-from aerogel.ir.conv import Conv, Pool
-from aerogel.ir.layout import Layout
-from aerogel.ir.stats import Stats
-from aerogel.ir.target import Target, host
+from aerogel.codegen.cpu.abi import Kernel, native
+from aerogel.ir import Conv, Layout, Pool, Stats, Target, host
 from aerogel.methods import cpu_form
 from aerogel.tune.measure import interleaved
-from benchmarks.patterns import load
+from benchmarks.zoo.patterns import load
 
 PAIRS = (1, 3, 7, 11, 15)
 """Of VGG-19's sixteen convolutions, those before a pooling."""
@@ -52,7 +46,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--patterns", type=Path, default=Path(__file__).parents[2] / "shared" / "patterns")
+    parser.add_argument("--patterns", type=Path, default=Path(__file__).parents[3] / "shared" / "patterns")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--configs", type=int, default=8)
     parser.add_argument("--json", type=Path)
@@ -99,7 +93,7 @@ def measure(conv: Conv, mask: Any, target: Target, given: argparse.Namespace) ->
             assert together is not None
             buffers = reads.allocate(conv.x_shape), writes.allocate(conv.y_shape), after.allocate(y_shape)
             reads.write(buffers[0], x)
-            steps = [(k, 0, 1) for k in module.build(packed, conv, config, target, reads, writes)]
+            steps = [(k, 0, 1) for k in native(module.build(packed, conv, config, target, reads, writes))]
             steps.append((pooling.kernel(MAX, conv.y_shape, y_shape, writes, after, target), 1, 2))
             calls += [
                 (name, 0, _segment(steps, buffers, bias, kept)),

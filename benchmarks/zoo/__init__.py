@@ -1,0 +1,1 @@
+"""What is measured: architectures, and real pruning masks."""
