@@ -15,7 +15,7 @@ from torch import nn
 
 import aerogel
 from aerogel.backends import watch
-from aerogel.backends.cpu import threads as pool
+from aerogel.backends.cpu.threads import run
 from aerogel.backends.cpu.trial import built, rotating
 from aerogel.codegen.cpu.abi import native
 from aerogel.errors import InvalidFile
@@ -76,7 +76,7 @@ def test_every_panel_is_exact(isa: str) -> None:
             xb, yb = reads.allocate(CONV.x_shape), writes.allocate(CONV.y_shape)
             reads.write(xb, x)
             yb[:] = np.nan
-            pool.run(kernels, xb, yb, bias)
+            run(kernels, xb, yb, bias)
             assert np.array_equal(writes.read(yb, CONV.y_shape), wanted), config
             assert writes.dirty_border(yb, CONV.y_shape) == 0
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from aerogel.backends.cpu import threads as pool
 from aerogel.backends.cpu.lower import pooling
 from aerogel.backends.cpu.lower.convert import convert
+from aerogel.backends.cpu.threads import Segment
 from aerogel.capture.nodes import pooling_of
 from aerogel.codegen.cpu.abi import Kernel
 from aerogel.errors import PlanMismatch
@@ -33,7 +33,7 @@ def _run(
     yb = REGIONS[1].place(writes.elements(y_shape), x.dtype, back)
     scratch = REGIONS[2].place(max(k.scratch_bytes for k in kernels) * threads, np.dtype(np.uint8), back)
     bound = [(k, k.bind(x=xb.ctypes.data, y=yb.ctypes.data, scratch=scratch.ctypes.data)) for k in kernels]
-    pool.Segment(bound, threads)()
+    Segment(bound, threads)()
     assert (yb[len(yb) - writes.slack :].view(np.uint8) == 0xFF).all(), "the slack is nobody's"
     return yb[: len(yb) - writes.slack].copy()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from aerogel.backends.cpu import threads as pool
+from aerogel.backends.cpu.threads import run
 from aerogel.ir import NUMPY, Array, Config, Conv, Dtypes, Target, from_float64, here_levels, host
 from aerogel.methods.direct import cpu as direct
 from aerogel.reference import activate
@@ -25,7 +25,7 @@ def _through(x: Array, epilogue: tuple[str, ...], target: Target, output: str = 
     xb = np.zeros(reads.elements(conv.x_shape), np.float32)
     yb = np.zeros(writes.elements(conv.y_shape), NUMPY[output])
     reads.write(xb, x.reshape(conv.x_shape))
-    pool.run(kernels, xb, yb)
+    run(kernels, xb, yb)
     return writes.read(yb, conv.y_shape).ravel()
 
 

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import aerogel
-from aerogel.backends.cpu import threads as pool
 from aerogel.backends.cpu.lower import features
+from aerogel.backends.cpu.threads import Segment
 from aerogel.ir import Conv, Layout, here_levels, host
 from tests.small_models import right, runs, sparse
 
@@ -66,7 +66,7 @@ def test_sums_are_exact_on_integers(isa: str, threads: int) -> None:
             residual=old.ctypes.data,
             scratch=scratch.ctypes.data,
         )
-        pool.Segment([(made, block)], threads)()
+        Segment([(made, block)], threads)()
         wanted = np.einsum("kc,nc->nk", weight[:, :, 0, 0], x[:, :, 0, 0])[:, :, None, None]
         if seed % 2:
             wanted = np.maximum(wanted + bias[None, :, None, None] + residual, 0)

@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import aerogel
-from aerogel.backends.cpu import threads as pool
 from aerogel.backends.cpu.lower import features, pooling
 from aerogel.backends.cpu.lower.convert import convert
+from aerogel.backends.cpu.threads import Segment
 from aerogel.capture.half import Half, halved
 from aerogel.capture.nodes import pooling_of
 from aerogel.errors import AerogelError
@@ -260,7 +260,7 @@ def test_copies_round_to_nearest(kind: str, isa: str) -> None:
         xb, yb = source.allocate(shape), target.allocate(shape)
         source.write(xb, stored)
         for made in convert(shape, source, target, host().lower(isa)):
-            pool.Segment([(made, made.bind(x=xb.ctypes.data, y=yb.ctypes.data))], 1 + seed % 2)()
+            Segment([(made, made.bind(x=xb.ctypes.data, y=yb.ctypes.data))], 1 + seed % 2)()
         assert np.array_equal(target.read(yb, shape), from_float64(to_float64(stored, kinds[0]), kinds[1]))
         assert target.kind == "contiguous" or target.dirty_border(yb, shape) == 0
 
@@ -296,7 +296,7 @@ def test_pooling_in_half(kind: str, isa: str) -> None:
         reads.write(xb, x)
         made = pooling.kernel(own, x.shape, shape, reads, writes, host().lower(isa))
         scratch = np.empty(made.scratch_bytes * 2, np.uint8)
-        pool.Segment(
+        Segment(
             [(made, made.bind(x=xb.ctypes.data, y=yb.ctypes.data, scratch=scratch.ctypes.data))], 1 + seed % 2
         )()
         got, unit = to_float64(writes.read(yb, shape), kind), {"f16": 2.0**-11, "bf16": 2.0**-8}[kind]
@@ -329,7 +329,7 @@ def test_a_dense_head_in_half(kind: str, isa: str) -> None:
         made = features.kernel(from_float64(weight, kind), conv, reads, writes, host().lower(isa))
         scratch = np.empty(made.scratch_bytes * 2, np.uint8)
         places = {"x": xb, "y": yb, "bias": bias, "residual": old, "scratch": scratch}
-        pool.Segment([(made, made.bind(**{n: a.ctypes.data for n, a in places.items()}))], 2)()
+        Segment([(made, made.bind(**{n: a.ctypes.data for n, a in places.items()}))], 2)()
         wanted = reference(x, weight, conv, bias.astype(np.float64), residual)
         assert np.array_equal(writes.read(yb, conv.y_shape), from_float64(wanted, kind))
         assert writes.dirty_border(yb, conv.y_shape) == 0

@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from aerogel.backends.cpu import threads as pool
+from aerogel.backends.cpu.threads import run
 from aerogel.errors import InvalidFile, PlanMismatch, ShapeError
 from aerogel.ir import Array, Config, Conv, Packed, Stats, Target, here_levels, host
 from aerogel.methods.direct import cpu as direct
@@ -54,7 +54,7 @@ def test_every_register_block(name: str, isa: str) -> None:
         xb, yb = reads.allocate(conv.x_shape), writes.allocate(conv.y_shape)
         reads.write(xb, x)
         yb[:] = np.nan
-        pool.run(kernels, xb, yb, bias)
+        run(kernels, xb, yb, bias)
         assert np.array_equal(writes.read(yb, conv.y_shape), wanted), config
         assert writes.dirty_border(yb, conv.y_shape) == 0
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from aerogel.backends.cpu import threads as pool
+from aerogel.backends.cpu.threads import Segment
 from aerogel.codegen.cpu import llvm
 from aerogel.codegen.cpu.abi import Kernel
 from aerogel.codegen.cpu.emit import I64, PTR, Emit
@@ -50,7 +50,7 @@ def test_every_unit_is_done_once_and_in_order() -> None:
     stages = [np.array([data.ctypes.data, stage], np.int64) for stage in range(64)]
     kernel = Kernel("count", plain, plain, entry, stages[0])
     for threads in (1, 2, 3, 8):
-        segment = pool.Segment([(kernel, stage) for stage in stages], threads)
+        segment = Segment([(kernel, stage) for stage in stages], threads)
         for _ in range(50):
             data[:] = 0
             segment()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from aerogel.backends.cpu import threads as pool
+from aerogel.backends.cpu.threads import run
 from aerogel.errors import InvalidFile, PlanMismatch
 from aerogel.formats import clusters
 from aerogel.ir import Array, Config, Conv, Packed, Stats, Target, here_levels, host, majority
@@ -100,7 +100,7 @@ def test_every_register_block(module: ModuleType, isa: str) -> None:
         xb, yb = reads.allocate(conv.x_shape), writes.allocate(conv.y_shape)
         reads.write(xb, x)
         yb[:] = np.nan
-        pool.run(kernels, xb, yb, bias)
+        run(kernels, xb, yb, bias)
         assert np.array_equal(writes.read(yb, conv.y_shape), wanted), config
         assert writes.dirty_border(yb, conv.y_shape) == 0
 

@@ -29,7 +29,8 @@ from torch import nn
 
 import aerogel
 from aerogel.backends.cpu import threads as pool
-from aerogel.backends.cpu.lower import fused, pooling
+from aerogel.backends.cpu.lower import pooling
+from aerogel.backends.cpu.lower.pooled import kernel as with_pool
 from aerogel.backends.cpu.runner import program
 from aerogel.codegen.cpu.abi import Kernel, native
 from aerogel.ir import Conv, Layout, Pool, Stats, Target, host
@@ -89,7 +90,7 @@ def measure(conv: Conv, mask: Any, target: Target, given: argparse.Namespace) ->
                 Layout("planar", y_shape[3] + 1, (1, 1, 1, 1), 16),
             )
             packed = module.pack(weight, conv, config)
-            together = fused.kernel(packed, conv, config, target, reads, MAX, y_shape, after)
+            together = with_pool(packed, conv, config, target, reads, MAX, y_shape, after)
             assert together is not None
             buffers = reads.allocate(conv.x_shape), writes.allocate(conv.y_shape), after.allocate(y_shape)
             reads.write(buffers[0], x)

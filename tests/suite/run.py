@@ -191,7 +191,7 @@ def _in_suite(offered: list[Config], case: Case) -> list[Config]:
 def _native(
     kernels: list[Kernel], case: Case, reads: Layout, writes: Layout, back: bool, threads: int
 ) -> tuple[str | None, Array]:
-    from aerogel.backends.cpu import threads as pool
+    from aerogel.backends.cpu.threads import Segment
 
     regions, conv, d = _regions(), case.conv, case.conv.dtypes
     x = regions["x"].place(reads.elements(conv.x_shape), NUMPY[d.input], back)
@@ -214,7 +214,7 @@ def _native(
         for i, own in enumerate(kernel.owned):
             guarded[kernel.arguments == own.ctypes.data] = regions[f"own{i}"].copy(own, back).ctypes.data
         steps.append((kernel, guarded))
-    pool.Segment(steps, threads)()
+    Segment(steps, threads)()
     used = writes.elements(conv.y_shape) - writes.slack
     if (y[used:].view(np.uint8) != 0xFF).any():
         return "wrote into the slack after y", y

@@ -12,7 +12,7 @@ import torch
 
 from aerogel.capture.transposed import enlarging
 from aerogel.ir import Conv, Dtypes, Graph, Node, Ref, references
-from aerogel.ir.tensors import KINDS
+from aerogel.ir.tensors import DTYPE_NAMES
 
 Shapes = dict[str, tuple[int | str, ...]]
 """Sizes of each value, open ones by name: equal means surely equal."""
@@ -106,7 +106,7 @@ class _Fuse:
         if held is None or (bias is not None and bias.name not in self.constants):
             self.left[layer] = "its weight is computed while the model runs"
             return node
-        if held.dtype not in KINDS:
+        if held.dtype not in DTYPE_NAMES:
             self.left[layer] = (
                 f"its weight is {held.dtype}; kernels of ours take float32, float16 and bfloat16"
             )
@@ -122,7 +122,7 @@ class _Fuse:
             self.left[layer] = "its stride, padding or dilation is computed while the model runs"
             return node
         epilogue = ("bias",) if bias is not None else ()
-        kind = Dtypes.of(KINDS[held.dtype])
+        kind = Dtypes.of(DTYPE_NAMES[held.dtype])
         conv = Conv(
             c_group * groups, k, r, s, (stride_h, stride_w), pad, (dil_h, dil_w), groups, kind, epilogue
         )
@@ -136,12 +136,14 @@ class _Fuse:
         over something else."""
         held = self.constants.get(node.args[1].name) if isinstance(node.args[1], Ref) else None
         bias = node.args[2] if len(node.args) > 2 else None
-        fixed = held is not None and held.dtype in KINDS and (bias is None or bias.name in self.constants)
+        fixed = (
+            held is not None and held.dtype in DTYPE_NAMES and (bias is None or bias.name in self.constants)
+        )
         if held is None or not fixed or len(self.shapes.get(node.name, ())) != 2:
             return node
         name = f"{node.args[1].name}#4d"
         self.constants[name] = held[:, :, None, None]
-        kind = Dtypes.of(KINDS[held.dtype])
+        kind = Dtypes.of(DTYPE_NAMES[held.dtype])
         conv = Conv(held.shape[1], held.shape[0], dtypes=kind, epilogue=() if bias is None else ("bias",))
         args = (node.args[0], Ref(name), *(() if bias is None else (bias,)))
         return Node(node.name, "conv", args, {}, conv, node.layer or node.name)
@@ -211,7 +213,7 @@ class _Fuse:
         if (
             folded is None
             or own is None
-            or own.dtype not in KINDS
+            or own.dtype not in DTYPE_NAMES
             or len(self.shapes.get(node.name, ())) != 4
         ):
             return False
@@ -221,7 +223,7 @@ class _Fuse:
             factor.to(own.dtype)[:, None, None, None],
             shift.float(),
         )
-        kind = Dtypes.of(KINDS[own.dtype])
+        kind = Dtypes.of(DTYPE_NAMES[own.dtype])
         conv = Conv(len(factor), len(factor), groups=len(factor), dtypes=kind, epilogue=("bias",))
         self.nodes[node.name] = Node(
             node.name, "conv", (node.args[0], *map(Ref, names)), {}, conv, node.layer or node.name

@@ -36,7 +36,7 @@ class Half:
     """What to do: the types of a convolution, the values' types before, and the layers that stay f32."""
 
     dtypes: Dtypes
-    kinds: Mapping[str, str]
+    stored: Mapping[str, str]
     stay: frozenset[str] = frozenset()
 
 
@@ -44,7 +44,7 @@ def halved(
     graph: Graph, constants: Mapping[str, torch.Tensor], half: Half
 ) -> tuple[Graph, dict[str, torch.Tensor]]:
     """The graph with its convolutions in half precision, and its constants."""
-    work = _Halve(graph, dict(constants), dict(half.kinds), half.dtypes)
+    work = _Halve(graph, dict(constants), dict(half.stored), half.dtypes)
     for node in graph.nodes:
         work.add(node, (node.layer or node.name) not in half.stay)
     outputs = work.wanted(graph.outputs)
@@ -58,7 +58,7 @@ class _Halve:
         self, graph: Graph, constants: dict[str, torch.Tensor], before: dict[str, str], dtypes: Dtypes
     ) -> None:
         self.constants, self.before, self.dtypes = constants, before, dtypes
-        self.kinds = {name: before[name] for name in (*graph.inputs, *graph.constants) if name in before}
+        self.stored = {name: before[name] for name in (*graph.inputs, *graph.constants) if name in before}
         self.nodes: list[Node] = []
         self.known: set[str] = set()
 
@@ -72,8 +72,8 @@ class _Halve:
             or (node.op.startswith("aten.") and node.op.split(".")[1] in _FOLLOW)
             or _global_mean(node)
         ):
-            maps = [name for name in node.inputs if name in self.kinds]
-            if maps and all(self.kinds[name] == self.dtypes.output for name in maps):
+            maps = [name for name in node.inputs if name in self.stored]
+            if maps and all(self.stored[name] == self.dtypes.output for name in maps):
                 self._keep(node, self.dtypes.output)
                 return
         self._keep(
@@ -85,7 +85,7 @@ class _Halve:
     def _conv(self, node: Node, dtypes: Dtypes) -> None:
         assert node.conv is not None
         x, weight, bias, residual = node.conv_inputs()
-        held = weight if self.kinds[weight] == dtypes.weight else f"{weight}#{dtypes.weight}"
+        held = weight if self.stored[weight] == dtypes.weight else f"{weight}#{dtypes.weight}"
         self.constants[held] = self.constants[weight].to(TORCH[dtypes.weight])
         names = (
             self.cast(x, dtypes.input),
@@ -103,19 +103,19 @@ class _Halve:
             "aten.split.Tensor",
             "aten.split_with_sizes.default",
         ):
-            self.kinds[node.name] = kind or self.before.get(node.name, "f32")
+            self.stored[node.name] = kind or self.before.get(node.name, "f32")
 
     def wanted(self, argument: Any) -> Any:
         """An argument with every value in the type it had before."""
         if isinstance(argument, tuple):
             return tuple(self.wanted(item) for item in argument)
-        if isinstance(argument, Ref) and argument.name in self.kinds and argument.name in self.before:
+        if isinstance(argument, Ref) and argument.name in self.stored and argument.name in self.before:
             return Ref(self.cast(argument.name, self.before[argument.name]))
         return argument
 
     def cast(self, name: str, kind: str) -> str:
         """The name of a value in a type, cast if it has another."""
-        if self.kinds[name] == kind:
+        if self.stored[name] == kind:
             return name
         changed = f"{name}#{kind}"
         if changed not in self.known:

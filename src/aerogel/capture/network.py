@@ -13,7 +13,7 @@ from aerogel.capture.captured import Captured
 from aerogel.capture.half import Half, halved
 from aerogel.capture.sizes import computed
 from aerogel.ir import Array, Config, Conv, Graph, Node, Packed, Ref, Stats
-from aerogel.ir.tensors import KINDS, from_torch
+from aerogel.ir.tensors import DTYPE_NAMES, from_torch
 from aerogel.methods import Form
 
 
@@ -48,7 +48,7 @@ class Network:
         like: Network | None = None,
     ) -> None:
         self.captured, self.graph, self.constants, self.half = captured, graph, constants, half
-        self.kinds: dict[str, str] = {}
+        self.stored: dict[str, str] = {}
         self._sized: tuple[Any, dict[str, tuple[int, ...]]] | None = None
         self._lent = lent(graph)
         # copies: torch moves a tensor's memory when it is sent to another process
@@ -95,7 +95,7 @@ class Network:
     def learn(self, inputs: list[Any], values: Mapping[str, torch.Tensor]) -> dict[str, tuple[int, ...]]:
         """Remember the sizes and element types that inputs like these give every value; `values` may have no
         memory."""
-        self.kinds = {name: KINDS[v.dtype] for name, v in values.items() if v.dtype in KINDS}
+        self.stored = {name: DTYPE_NAMES[v.dtype] for name, v in values.items() if v.dtype in DTYPE_NAMES}
         found = {name: tuple(v.shape) for name, v in values.items()}
         self._sized = sizes_of(inputs), found
         return found

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from aerogel.ir import Conv, Graph, Node, Pool, Ref, Shape
 
 Shapes = Mapping[str, tuple[int, ...]]
-Kinds = Mapping[str, str]
+Stored = Mapping[str, str]
 """The element type of each value that is f32, f16 or bf16."""
 
 
@@ -23,11 +23,11 @@ def problem(node: Node, shapes: Shapes) -> Conv:
     return node.conv.at(n, h, w)
 
 
-def casts(node: Node, kinds: Kinds) -> bool:
+def casts(node: Node, stored: Stored) -> bool:
     """Whether a node only changes the element type of a map."""
     if node.op != "aten.to.dtype" or len(node.inputs) != 1:
         return False
-    both = kinds.get(node.inputs[0]), kinds.get(node.name)
+    both = stored.get(node.inputs[0]), stored.get(node.name)
     return None not in both and both[0] != both[1] and "f32" in both
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from aerogel.ir import Conv, Dtypes, Node, Ref
-from aerogel.ir.tensors import KINDS
+from aerogel.ir.tensors import DTYPE_NAMES
 
 _DEFAULTS = (None, 1, 0, 0, 1, 1)
 """bias, stride, padding, output padding, groups, dilation"""
@@ -25,7 +25,7 @@ def enlarging(node: Node, constants: dict[str, torch.Tensor]) -> tuple[Node, Nod
     given: list[Any] = [*node.args, *_DEFAULTS[len(node.args) - 2 :]]
     x, weight, bias, stride, pad, more, groups, dilation = given
     held = constants.get(weight.name) if isinstance(weight, Ref) else None
-    if held is None or held.dtype not in KINDS or (bias is not None and bias.name not in constants):
+    if held is None or held.dtype not in DTYPE_NAMES or (bias is not None and bias.name not in constants):
         return None
     c, k, r, s = held.shape
     plain = {_once(pad), _once(more)} == {(0,)} and groups == 1 and _once(dilation) == (1,)
@@ -36,7 +36,9 @@ def enlarging(node: Node, constants: dict[str, torch.Tensor]) -> tuple[Node, Nod
     constants[names[0]] = held.permute(1, 2, 3, 0).reshape(k * r * r, c, 1, 1).contiguous()
     if bias is not None:
         constants[names[1]] = constants[bias.name].repeat_interleave(r * r)
-    conv = Conv(c, k * r * r, dtypes=Dtypes.of(KINDS[held.dtype]), epilogue=() if bias is None else ("bias",))
+    conv = Conv(
+        c, k * r * r, dtypes=Dtypes.of(DTYPE_NAMES[held.dtype]), epilogue=() if bias is None else ("bias",)
+    )
     args = (x, *map(Ref, names[: 1 + (bias is not None)]))
     layer = node.layer or node.name
     return Node(inner, "conv", args, {}, conv, layer), Node(

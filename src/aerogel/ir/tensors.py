@@ -11,7 +11,7 @@ from aerogel.ir.conv import Conv
 from aerogel.ir.dtypes import ELEMENTS, Array
 
 TORCH: dict[str, torch.dtype] = {name: getattr(torch, element.torch) for name, element in ELEMENTS.items()}
-KINDS = {dtype: kind for kind, dtype in TORCH.items()}
+DTYPE_NAMES = {dtype: kind for kind, dtype in TORCH.items()}
 
 
 def to_torch(array: Array, dtype: str) -> torch.Tensor:

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from aerogel.ir import Choice, Node, Ref
-from aerogel.ir.tensors import KINDS
+from aerogel.ir.tensors import DTYPE_NAMES
 from aerogel.runtime.module import Compiled
 from aerogel.tune.search import NOT_ASKED, RULE, TOO_FEW
 
@@ -61,7 +61,7 @@ def _torchs(node: Node, fast: Compiled) -> str:
     held = fast.captured.constants.get(weight.name) if isinstance(weight, Ref) else None
     if held is None:
         return "weights are computed while the model runs"
-    if held.dtype not in KINDS:
+    if held.dtype not in DTYPE_NAMES:
         return f"weights are {held.dtype}, and kernels of ours take float32, float16 and bfloat16"
     kind = node.op.split(".")[1]
     if kind == "linear":

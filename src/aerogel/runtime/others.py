@@ -106,7 +106,7 @@ def again(first: Compiled, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tup
     network, half = Network(captured, graph, constants, like=first.network), first.network.half
     if half is not None:
         network.shapes(network.captured.flat(args, kwargs))
-        network = network.halved(Half(half.dtypes, network.kinds, half.stay), first.network)
+        network = network.halved(Half(half.dtypes, network.stored, half.stay), first.network)
     known = {(c.layer, c.conv.layer()): c for c in first.plan.choices}
     choices = []
     for node in network.convs():

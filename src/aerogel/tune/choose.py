@@ -16,7 +16,7 @@ from aerogel.capture.half import Half
 from aerogel.capture.network import Network
 from aerogel.capture.nodes import Shapes, pairs, pooling_of
 from aerogel.ir import F32, Choice, Plan, Timing
-from aerogel.ir.tensors import KINDS
+from aerogel.ir.tensors import DTYPE_NAMES
 from aerogel.methods import BASELINE
 from aerogel.progress import Advance
 from aerogel.runtime.eager import Call
@@ -81,10 +81,10 @@ def _halved(
         network.values(i) for i in (inputs, *(network.captured.flat(*sample) for sample in asked.samples))
     ]
     before = {node.name: node for node in network.convs()}
-    dtypes = asked.backend.half(KINDS[asked.dtype])
+    dtypes = asked.backend.half(DTYPE_NAMES[asked.dtype])
     stay: frozenset[str] = frozenset()
     while True:
-        half = network.halved(Half(dtypes, network.kinds, stay))
+        half = network.halved(Half(dtypes, network.stored, stay))
         choices, lost = list[Choice](), set[str]()
         weights = {node.name: half.arrays[node.conv_inputs()[1]] for node in half.convs()}
         for choice in _layers(half, inputs, asked, real, advance):
@@ -106,7 +106,7 @@ def as_planned(network: Network, plan: Plan, call: Call, asked: Asked) -> Networ
         return network
     network.shapes(network.captured.flat(*call))
     stay = frozenset(c.layer for c in plan.choices if c.conv.dtypes == F32)
-    return network.halved(Half(asked.backend.half(KINDS[asked.dtype]), network.kinds, stay))
+    return network.halved(Half(asked.backend.half(DTYPE_NAMES[asked.dtype]), network.stored, stay))
 
 
 def _in_place(

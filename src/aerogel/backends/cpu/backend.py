@@ -79,7 +79,7 @@ class Cpu(Backend):
     def remarks(self, network: Network, shapes: Shapes, choices: Sequence[Choice]) -> dict[str, str]:
         """Say of a dense head that a kernel of ours runs it where its features are ours."""
         ours = {c.node for c in choices if c.config.method != BASELINE}
-        inside = staying(network.graph, shapes, network.kinds, ours, {c.node for c in choices})
+        inside = staying(network.graph, shapes, network.stored, ours, {c.node for c in choices})
         said = (
             f"as dense as torch's, but for up to {features.FEW} images by a kernel of ours (dot): the call "
             "stays one segment"

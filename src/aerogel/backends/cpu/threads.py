@@ -81,12 +81,12 @@ class Segment:
         pairs = [[kernel.entry.address, arguments.ctypes.data] for kernel, arguments in steps]
         self._steps = np.array(pairs, np.int64).reshape(-1, 2)
         self._threads = wanted = threads() if count is None else count
-        pool = entries() if wanted > 1 else {}
+        workers = entries() if wanted > 1 else {}
         known: dict[str, int] = {
             "steps": self._steps.ctypes.data,
             "count": len(steps),
             "threads": wanted,
-            **pool,
+            **workers,
         }
         self._context = np.array([known.get(name, 0) for name in segment.CONTEXT], np.int64)
         self._address = self._context.ctypes.data

@@ -9,13 +9,13 @@ precision is such a copy, and never a step of its own.
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 
-from aerogel.backends.cpu.lower import features, fused, pooling
+from aerogel.backends.cpu.lower import features, pooled, pooling
 from aerogel.backends.cpu.lower.arena import Touch, place
 from aerogel.backends.cpu.lower.convert import Enlarge, convert, enlarges
 from aerogel.backends.cpu.lower.residency import staying
 from aerogel.backends.cpu.lower.views import concatenated, cuts, homes, root
 from aerogel.capture.network import Packs
-from aerogel.capture.nodes import Kinds, casts, image_shape, pairs, pooling_of, problem
+from aerogel.capture.nodes import Stored, casts, image_shape, pairs, pooling_of, problem
 from aerogel.codegen.cpu.abi import Kernel, LibraryCall, native
 from aerogel.ir import Config, Conv, Graph, Layout, Node, Shape, Target
 from aerogel.methods import BASELINE, cpu_form
@@ -69,7 +69,7 @@ class Program:
 def build(
     graph: Graph,
     shapes: Mapping[str, tuple[int, ...]],
-    kinds: Kinds,
+    stored: Stored,
     choices: Mapping[str, Config],
     packs: Packs,
     target: Target,
@@ -77,7 +77,7 @@ def build(
 ) -> Program:
     """`choices` names the configuration of each conv node that gets a kernel of ours; all other nodes are
     torch's. Those `joined` are pooled by the same kernel."""
-    return _Walk(graph, shapes, kinds, choices, packs, target, joined).program()
+    return _Walk(graph, shapes, stored, choices, packs, target, joined).program()
 
 
 class _Walk:
@@ -85,23 +85,23 @@ class _Walk:
         self,
         graph: Graph,
         shapes: Mapping[str, tuple[int, ...]],
-        kinds: Kinds,
+        stored: Stored,
         choices: Mapping[str, Config],
         packs: Packs,
         target: Target,
         joined: Container[str],
     ) -> None:
-        self.graph, self.shapes, self.kinds, self.target, self.packs = graph, shapes, kinds, target, packs
+        self.graph, self.shapes, self.stored, self.target, self.packs = graph, shapes, stored, target, packs
         self.given = choices
         self.choices = {name: c for name, c in choices.items() if c.method != BASELINE}
         self.problems = {n.name: problem(n, shapes) for n in graph.nodes if n.name in self.choices}
         self.users = graph.users()
-        self.stays = staying(graph, shapes, kinds, self.choices.keys(), choices.keys())
+        self.stays = staying(graph, shapes, stored, self.choices.keys(), choices.keys())
         self.cast: dict[
             str, str
         ] = {}  # values that are others in another element type, and need no step for it
         self.homes = homes(
-            graph, shapes, {n.name for n in graph.nodes if self._ours(n.name) and not casts(n, kinds)}
+            graph, shapes, {n.name for n in graph.nodes if self._ours(n.name) and not casts(n, stored)}
         )
         self.pooled = {
             name: own
@@ -135,7 +135,7 @@ class _Walk:
     def _free_cast(self, node: Node) -> bool:
         """Whether the copy to whoever reads a value changes its element type on the way. A cast of such a
         cast is none: read from where both began, it would not be rounded in between."""
-        if not casts(node, self.kinds) or node.inputs[0] in self.cast:
+        if not casts(node, self.stored) or node.inputs[0] in self.cast:
             return False
         return node.name in self.stays or all(map(self._ours, self.users[node.name]))
 
@@ -143,7 +143,7 @@ class _Walk:
         return name in self.choices or name in self.stays
 
     def _plane(self, name: str) -> Layout:
-        return self.planes[self.kinds[name], image_shape(self.shapes[name])[2:]]
+        return self.planes[self.stored[name], image_shape(self.shapes[name])[2:]]
 
     def _staying_node(self, node: Node) -> None:
         if node.conv is not None:
@@ -229,7 +229,7 @@ class _Walk:
             for size, needs in ((_read(conv), own), (_written(conv), (0, 0, 0, 0))):
                 border[size] = [max(a, b) for a, b in zip(border.get(size, [0, 0, 0, 0]), needs, strict=True)]
         for name in self.stays:
-            border.setdefault((self.kinds[name], image_shape(self.shapes[name])[2:]), [0, 0, 0, 0])
+            border.setdefault((self.stored[name], image_shape(self.shapes[name])[2:]), [0, 0, 0, 0])
         slack = dict.fromkeys(border, pooling.SLACK)
         pitch = {key: key[1][1] + max(b[1], b[3]) for key, b in border.items()}
         before: dict[tuple[str, tuple[int, int]], int] = {}
@@ -288,7 +288,7 @@ class _Walk:
         pool, writes, y_shape = pooling_of(own), self._plane(after), image_shape(self.shapes[after])
         _, weight, bias, _ = node.conv_inputs()
         assert pool is not None
-        made = fused.kernel(
+        made = pooled.kernel(
             self.packs.of(cpu_form(config.method), weight, conv, config),
             conv,
             config,
@@ -336,17 +336,17 @@ class _Walk:
             return self.arena[name][0], name
         if name in self.cast:
             return self._where(self.cast[name])
-        return Layout("contiguous", image_shape(self.shapes[name])[3], dtype=self.kinds[name]), f"@{name}"
+        return Layout("contiguous", image_shape(self.shapes[name])[3], dtype=self.stored[name]), f"@{name}"
 
     def _to_torch(self, name: str) -> None:
         """Make a value that lives in the arena a fresh tensor."""
         if name in self.torch:
             return
         (layout, origin), shape = self._where(name), image_shape(self.shapes[name])
-        plain = Layout("contiguous", shape[3], dtype=self.kinds[name])
+        plain = Layout("contiguous", shape[3], dtype=self.stored[name])
         for kernel in convert(shape, layout, plain, self.target):
             self._segment().natives.append(Native(kernel, origin, f"@{name}", label=f"copy {name}"))
-        self._segment().exports[name] = Export(self.shapes[name], self.kinds[name])
+        self._segment().exports[name] = Export(self.shapes[name], self.stored[name])
         self.torch.add(name)
 
     def _placed(self) -> Program:

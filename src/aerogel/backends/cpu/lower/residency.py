@@ -6,7 +6,7 @@ from collections.abc import Collection
 from aerogel.backends.cpu.lower import features
 from aerogel.backends.cpu.lower.convert import enlarges
 from aerogel.backends.cpu.lower.views import concatenated, cuts, slices
-from aerogel.capture.nodes import Kinds, Shapes, casts, pooling_of, problem
+from aerogel.capture.nodes import Shapes, Stored, casts, pooling_of, problem
 from aerogel.ir import Graph, Node, references
 
 
@@ -18,7 +18,7 @@ def passes(node: Node) -> bool:
 
 
 def staying(
-    graph: Graph, shapes: Shapes, kinds: Kinds, native: Collection[str], kernels: Collection[str]
+    graph: Graph, shapes: Shapes, stored: Stored, native: Collection[str], kernels: Collection[str]
 ) -> set[str]:
     """The nodes that stay, where what they read is ours: a kernel's (`native`) or itself staying.
 
@@ -42,7 +42,7 @@ def staying(
                 and len(shapes[x]) == 2
             )
             stays = held and features.takes(problem(node, shapes))
-        elif casts(node, kinds):
+        elif casts(node, stored):
             # a cast of a cast must round in between
             stays = ours(node.inputs[0]) and node.inputs[0] not in changed
             changed.add(node.name)

@@ -13,8 +13,9 @@ import torch
 from torch import nn
 
 import aerogel
-from aerogel.backends.cpu import threads as pool
-from aerogel.backends.cpu.lower import fused, pooling
+from aerogel.backends.cpu.lower import pooling
+from aerogel.backends.cpu.lower.pooled import kernel as with_pool
+from aerogel.backends.cpu.threads import Segment
 from aerogel.capture.nodes import pairs
 from aerogel.codegen.cpu.abi import Kernel, native
 from aerogel.ir import NUMPY, Conv, Dtypes, Layout, Plan, Pool, from_float64, host
@@ -67,7 +68,7 @@ def test_the_same_bits_as_apart(name: str) -> None:
             replace(writes, slack=max(16, writes.slack)),
             Layout("planar", shape[3] + 1, (1, 1, 1, 1), 16, writes.dtype),
         )
-        together = fused.kernel(packed, conv, config, target, reads, pooled, shape, after)
+        together = with_pool(packed, conv, config, target, reads, pooled, shape, after)
         if together is None:
             continue
         joined += 1
@@ -106,7 +107,7 @@ def _run(
     )
     places = {"bias": REGIONS["bias"].copy(bias, back).ctypes.data, "scratch": scratch.ctypes.data}
     bound = [(k, k.bind(x=buffers[x].ctypes.data, y=buffers[y].ctypes.data, **places)) for k, x, y in steps]
-    pool.Segment(bound, threads)()
+    Segment(bound, threads)()
 
 
 def _model() -> nn.Sequential:

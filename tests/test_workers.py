@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from aerogel.backends.cpu import threads as pool
+from aerogel.backends.cpu import threads as workers
 from aerogel.codegen.cpu.abi import native
 from aerogel.ir import Config, Conv, host
 from aerogel.methods import cpu_form
@@ -25,7 +25,7 @@ from tests.suite.run import worth_it
 CONV = Conv.parse("n1c16h12w12k32r3s3u1p1")
 
 
-def _layer() -> tuple[pool.Segment, np.ndarray, np.ndarray, list[object]]:
+def _layer() -> tuple[workers.Segment, np.ndarray, np.ndarray, list[object]]:
     rng = np.random.default_rng(0)
     weight = (rng.integers(-3, 4, CONV.weight_shape) * (rng.random(CONV.weight_shape) < 0.2)).astype(
         np.float32
@@ -41,12 +41,12 @@ def _layer() -> tuple[pool.Segment, np.ndarray, np.ndarray, list[object]]:
     scratch = np.zeros(kernel.scratch_bytes * 8, np.uint8)
     bound = kernel.bind(x=xb.ctypes.data, y=yb.ctypes.data, scratch=scratch.ctypes.data)
     wanted = reference(x.astype(np.float64), weight.astype(np.float64), CONV)
-    return pool.Segment([(kernel, bound)] * 3, 2), wanted, writes.view(yb, CONV.y_shape), [xb, yb, scratch]
+    return workers.Segment([(kernel, bound)] * 3, 2), wanted, writes.view(yb, CONV.y_shape), [xb, yb, scratch]
 
 
 def test_the_pool_is_torchs_own() -> None:
     """The address belongs to the libgomp that torch brought, even beside another one."""
-    entries = pool.entries()
+    entries = workers.entries()
     assert set(entries) == {"parallel", "barrier", "thread_num", "num_threads"}
     owner = next(
         line.split()[-1]
@@ -62,7 +62,7 @@ def test_threads_follow_torch() -> None:
     try:
         for count in (1, 2):
             torch.set_num_threads(count)
-            assert pool.threads() == count
+            assert workers.threads() == count
     finally:
         torch.set_num_threads(before)
 
@@ -96,11 +96,11 @@ def test_a_thread_writes_no_other_threads_scratch(name: str) -> None:
 
 
 def test_without_libgomp_one_thread_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool, "_SYMBOLS", {"parallel": "no_such_symbol_in_any_library"})
-    pool.entries.cache_clear()
+    monkeypatch.setattr(workers, "_SYMBOLS", {"parallel": "no_such_symbol_in_any_library"})
+    workers.entries.cache_clear()
     try:
-        assert pool.entries() == {}
-        assert pool.threads() == 1
+        assert workers.entries() == {}
+        assert workers.threads() == 1
         from aerogel.cli.doctor import examine
 
         (finding,) = (f for f in examine() if f.what == "thread pool")
@@ -108,7 +108,7 @@ def test_without_libgomp_one_thread_is_used(monkeypatch: pytest.MonkeyPatch) -> 
         assert "one thread" in finding.says
     finally:
         monkeypatch.undo()
-        pool.entries.cache_clear()
+        workers.entries.cache_clear()
 
 
 def test_a_forked_child_answers_on_one_thread(ran: Callable[[str, int], None]) -> None:
@@ -116,8 +116,8 @@ def test_a_forked_child_answers_on_one_thread(ran: Callable[[str, int], None]) -
     script = """
 import os, signal, sys, numpy as np, torch
 torch.set_num_threads(2); torch.randn(500, 500) @ torch.randn(500, 500)
-from tests.test_pool import _layer
-from aerogel.backends.cpu import threads as pool
+from tests.test_workers import _layer
+from aerogel.backends.cpu import threads as workers
 segment, wanted, y, kept = _layer()
 segment(); assert (y == wanted).all()
 for _ in range(int(sys.argv[1])):
@@ -126,9 +126,9 @@ for _ in range(int(sys.argv[1])):
         signal.alarm(20)
         y[...] = np.nan
         segment()
-        os._exit(0 if (y == wanted).all() and pool.threads() == 1 else 1)
+        os._exit(0 if (y == wanted).all() and workers.threads() == 1 else 1)
     assert os.waitpid(child, 0)[1] == 0
-segment(); assert (y == wanted).all() and pool.threads() == 2
+segment(); assert (y == wanted).all() and workers.threads() == 2
 """
     children = counts.count("fork")
     ran("fork", children)
