@@ -125,7 +125,8 @@ def test_the_benchmark_runs_on_one_layer(tmp_path: Path) -> None:
         pattern = _made(tmp_path)
     command: list[str | Path] = [
         sys.executable,
-        "benchmarks/experiments/layers.py",
+        "-m",
+        "benchmarks.experiments.layers",
         "--pattern",
         pattern,
         "--only",
@@ -142,7 +143,8 @@ def test_the_benchmark_runs_on_one_layer(tmp_path: Path) -> None:
 def test_the_benchmark_runs_on_a_whole_model(tmp_path: Path) -> None:
     command = [
         sys.executable,
-        "benchmarks/run.py",
+        "-m",
+        "benchmarks.run",
         "squeezenet",
         "--size",
         "64",
