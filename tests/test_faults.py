@@ -22,8 +22,8 @@ def server() -> Iterator[Server]:
 
 
 def chosen() -> list[int]:
-    """All of them, but with --quick a few."""
-    return counts.some(EVERY) if counts.mode() == "quick" else list(EVERY)
+    """All of them in a night, every second one in CI (the others with another commit), a few with --quick."""
+    return list(EVERY) if counts.mode() == "nightly" else counts.some(EVERY, counts.count("faults"))
 
 
 @pytest.mark.parametrize("number", chosen(), ids=lambda n: f"{n}-{FAULTS[n].why.replace(' ', '_')}")

@@ -130,6 +130,7 @@ def test_what_wins_on_a_device_is_joined_and_limited() -> None:
     torch.testing.assert_close(fast(x), model(x).detach(), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.turns(2)
 @pytest.mark.parametrize("half", ["asked for", "the model's own"])
 def test_half_precision_on_a_device(half: str) -> None:
     model, x = Small().eval(), torch.randn(2, 3, 12, 10)

@@ -30,7 +30,10 @@ _CHILD = r"""
 import json, pathlib, sys, time
 import numpy as np, torch
 import aerogel
-from benchmarks.zoo import models
+try:
+    from benchmarks.zoo import models
+except ModuleNotFoundError:  # where they stood in earlier versions
+    from benchmarks import models
 torch.set_num_threads(int(sys.argv[1]))
 for line in sys.stdin:
     asked = json.loads(line)
