@@ -13,7 +13,7 @@ from torch import Tensor
 from aerogel.backends import Backend, Runner
 from aerogel.capture import interpret
 from aerogel.capture.network import Network
-from aerogel.ir import Array, Config, Conv, Node, Other, Packed, Plan, Stats
+from aerogel.ir import Array, Config, Conv, Node, Other, Packed, Plan, Stats, Weight
 from aerogel.reference import reference
 
 ABLE = ("dense", "direct")
@@ -52,7 +52,7 @@ class Reference(Backend):
         return ReferenceForm(name)
 
     def candidate(
-        self, conv: Conv, config: Config, weight: Array, x: Array, bias: Array
+        self, conv: Conv, config: Config, weight: Weight, x: Array, bias: Array
     ) -> Callable[[], object]:
         return Timed(lambda: self.output(conv, config, weight, x, torch.from_numpy(bias), None), config)
 
@@ -60,14 +60,14 @@ class Reference(Backend):
         self,
         conv: Conv,
         config: Config,
-        weight: Array,
+        weight: Weight,
         x: Array,
         bias: Tensor | None,
         residual: Tensor | None,
     ) -> Array:
         added = np.zeros(conv.k) if bias is None else bias.double().numpy()
         beside = np.zeros(conv.y_shape) if residual is None else residual.double().numpy()
-        return reference(x.astype(float), weight.astype(float), conv, added, beside)
+        return reference(x.astype(float), weight.array.astype(float), conv, added, beside)
 
     def clock(self, run: Callable[[], object], repeats: int) -> float:
         before = self.ran
@@ -106,11 +106,11 @@ class ReferenceRunner(Runner):
 
     def _layer(self, node: Node, values: Mapping[str, Any]) -> Tensor:
         assert node.conv is not None
-        name, weight, bias, residual = node.conv_inputs()
+        name, _, bias, residual = node.conv_inputs()
         x = values[name]
         shape = (*x.shape, 1, 1)[:4]
         conv = node.conv.at(shape[0], shape[2], shape[3])
-        arrays = self.network.arrays[weight], x.reshape(shape).numpy()
+        arrays = self.network.weight(node), x.reshape(shape).numpy()
         others = values.get(bias or ""), values.get(residual or "")
         y = self.backend.output(conv, self.configs[node.name], *arrays, *others)
         return torch.from_numpy(y).to(x.dtype).reshape(y.shape[: x.dim()])

@@ -19,7 +19,7 @@ from aerogel.backends.cpu.threads import run
 from aerogel.backends.cpu.trial import built, rotating
 from aerogel.codegen.cpu.abi import native
 from aerogel.errors import InvalidFile
-from aerogel.ir import Config, Conv, Idle, Plan, Stats, Target, Timing, Tried, here_levels, host
+from aerogel.ir import Config, Conv, Idle, Plan, Stats, Target, Timing, Tried, Weight, here_levels, host
 from aerogel.methods.actsparse import cpu as actsparse
 from aerogel.methods.dense import cpu as dense
 from aerogel.reference import reference
@@ -99,7 +99,7 @@ def test_active_windows_are_counted() -> None:
     x[:] = 1
     x[:, 2:] = 0
     config = Config.make("actsparse", filters=8, width=1, vectors=4, chunk=256, channels=8, groups=1)
-    kernels = native(built(conv, config, weight, replace(host().lower("generic"), threads=1)))
+    kernels = native(built(conv, config, Weight(weight), replace(host().lower("generic"), threads=1)))
     rotating(kernels, conv, x, bias, 1, 1)()
     counts = kernels[0].counts
     assert counts is not None

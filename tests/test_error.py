@@ -22,6 +22,7 @@ from aerogel.ir import (
     Ref,
     Timing,
     Tried,
+    Weight,
     from_float64,
     host,
     to_float64,
@@ -41,7 +42,7 @@ def _choice(*configs: Config) -> tuple[Choice, Node, Any, dict[str, Tensor]]:
         Tried(config, Timing(1.0 + i, 1.0 + i, 1.0 + i, 9, 1.5, 1.5)) for i, config in enumerate(configs)
     )
     values = {"x": x, "w": weight, "y": F.conv2d(x, weight)}
-    return Choice("layer", "y", conv, configs[0], tried=tried), node, weight.half().numpy(), values
+    return Choice("layer", "y", conv, configs[0], tried=tried), node, Weight(weight.half().numpy()), values
 
 
 @pytest.mark.skipif("avx512fp16" not in host().extras, reason="sums in fp16 need its arithmetic")
@@ -74,7 +75,13 @@ def test_one_run_of_a_configuration_is_the_layer() -> None:
             Config.make("dense", channels_last=1, prepacked=0),
         ):
             got = output(
-                host(), conv, config, from_float64(weight, "bf16"), x.astype(np.float32), bias, residual
+                host(),
+                conv,
+                config,
+                Weight(from_float64(weight, "bf16")),
+                x.astype(np.float32),
+                bias,
+                residual,
             )
             wanted = reference(x, weight, conv, bias.double().numpy(), beside)
             assert np.array_equal(got, to_float64(from_float64(wanted, "bf16"), "bf16"))

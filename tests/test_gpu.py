@@ -21,7 +21,7 @@ from aerogel.backends.gpu.layer import Layer
 from aerogel.backends.gpu.opencl import OpenCL
 from aerogel.codegen.gpu import cost, nvrtc
 from aerogel.errors import InvalidFile
-from aerogel.ir import Conv, Dtypes, Gpu, Idle, Pool, Stats
+from aerogel.ir import Conv, Dtypes, Gpu, Idle, Pool, Stats, Weight
 from aerogel.methods import gpu_form
 from aerogel.methods.actsparse import gpu as actsparse
 from aerogel.methods.direct import gpu as direct
@@ -214,7 +214,7 @@ def test_f16_of_several_stages(name: str, sums: str) -> None:
     config = next(
         c for c in own.configs(conv, TARGET, Stats.of(weight)) if dict(c.options).get("channels", 0) < 256
     )
-    y = Layer(OpenCL(), conv, config, weight)(x, bias, None)
+    y = Layer(OpenCL(), conv, config, Weight(weight))(x, bias, None)
     assert torch.equal(y.float(), torch.conv2d(x.float(), torch.from_numpy(weight).float(), bias))
 
 
@@ -269,7 +269,7 @@ def test_pooling_in_the_same_kernel_has_the_same_bits(kind: str) -> None:
         stats = Stats.of(weight, Idle(50, 30, 20))
         offered = actsparse.configs(conv, TARGET, stats)
         config = next(c for c in offered if actsparse.takes_pool(conv, c, pool))
-        got = Layer(device, conv, config, weight, pool)(x, bias, None)
+        got = Layer(device, conv, config, Weight(weight), pool)(x, bias, None)
         wanted = torch.conv2d(x, torch.from_numpy(weight), bias, conv.stride, 1).relu()
         if kind == "max":
             wanted = torch.max_pool2d(wanted, window, step, pad)

@@ -18,7 +18,7 @@ import torch
 import aerogel
 from aerogel import disk
 from aerogel.backends.cpu.backend import Cpu
-from aerogel.ir import Choice, Config, Conv, Plan, Stats, Timing, Tried, host
+from aerogel.ir import Choice, Config, Conv, Plan, Stats, Timing, Tried, Weight, host
 from aerogel.methods import cpu_form
 from aerogel.tune import search, whole
 from aerogel.tune.store import Store, mask_digest
@@ -107,7 +107,12 @@ def test_a_similar_layer_orders_the_candidates(tmp_path: Path) -> None:
     assert store.near(CONV, other, "fast") == (unusual,)
     assert store.near(CONV, _weight(0.5, 1), "fast") == (), "five times as dense"
     choice = search.time_layer(
-        Cpu(host()), CONV, other, ("direct", "dense"), search.Effort(2, 1), store.near(CONV, other, "fast")
+        Cpu(host()),
+        CONV,
+        Weight(other),
+        ("direct", "dense"),
+        search.Effort(2, 1),
+        store.near(CONV, other, "fast"),
     )
     assert [c for c in choice.configs() if c.method == "direct"] == [unusual], (
         "half as many are tried, the known one first"
@@ -116,8 +121,8 @@ def test_a_similar_layer_orders_the_candidates(tmp_path: Path) -> None:
 
 def test_a_budget_in_seconds(tmp_path: Path) -> None:
     weight = _weight()
-    few = search.time_layer(Cpu(host()), CONV, weight, ("direct",), search.Effort(200, 2, 1e-9))
-    many = search.time_layer(Cpu(host()), CONV, weight, ("direct",), search.Effort(12, 2, 60.0))
+    few = search.time_layer(Cpu(host()), CONV, Weight(weight), ("direct",), search.Effort(200, 2, 1e-9))
+    many = search.time_layer(Cpu(host()), CONV, Weight(weight), ("direct",), search.Effort(12, 2, 60.0))
     assert sum(c.method == "direct" for c in few.configs()) == 1
     assert sum(c.method == "direct" for c in many.configs()) == 12
     for tune in ("quick", -1, True, float("nan"), None):

@@ -26,7 +26,7 @@ from rich.progress import track
 from rich.table import Table
 
 from aerogel.backends.cpu.trial import candidate
-from aerogel.ir import Conv, Idle, Stats, Target, host
+from aerogel.ir import Conv, Idle, Stats, Target, Weight, host
 from aerogel.methods.actsparse import cpu as actsparse
 from aerogel.methods.dense import cpu as dense
 from aerogel.tune.measure import interleaved
@@ -82,7 +82,8 @@ def measure(kind: str, conv: Conv, target: Target, given: argparse.Namespace) ->
             *islice(actsparse.configs(conv, target, stats), given.configs),
         ]
         with torch.inference_mode():
-            times = interleaved([candidate(conv, c, weight, x, bias, target) for c in configs], given.rounds)
+            calls = [candidate(conv, c, Weight(weight), x, bias, target) for c in configs]
+            times = interleaved(calls, given.rounds)
         middle = [(c.method, float(np.median(t))) for c, t in zip(configs, times, strict=True)]
         us.append([min(t for name, t in middle if name == wanted) for wanted in ("dense", "actsparse")])
     return {"kind": kind, "conv": str(conv), "us": us, "break_even": _break_even([d / o for d, o in us])}

@@ -26,7 +26,7 @@ from rich.table import Table
 
 from aerogel.backends.cpu.backend import Cpu
 from aerogel.formats import clusters
-from aerogel.ir import Array, Conv, Stats, Target, host, majority
+from aerogel.ir import Array, Conv, Stats, Target, Weight, host, majority
 from aerogel.methods import cpu_form
 from aerogel.methods.blockgemm import cpu as blockgemm
 from aerogel.pruning.reprune import leftovers
@@ -91,7 +91,7 @@ def measure(
     for form, own in (("before", weight), ("after", cut)):
         for name, many in (("direct", 2), ("blockgemm", 3)):
             found = list(islice(cpu_form(name).configs(conv, target, Stats.of(own)), many))
-            pairs += [(own, config) for config in found]
+            pairs += [(Weight(own), config) for config in found]
             names += [f"{name}_{form}"] * len(found)
     best: dict[str, float] = {}
     for name, us in zip(names, search.medians(Cpu(target), pairs, conv, given.rounds), strict=True):

@@ -23,7 +23,7 @@ from rich.progress import track
 
 from aerogel.backends.cpu.trial import candidate
 from aerogel.formats import tiled
-from aerogel.ir import Config, Conv, Stats, Target, host
+from aerogel.ir import Config, Conv, Stats, Target, Weight, host
 from aerogel.methods import CpuForm, cpu_form
 from aerogel.tune.measure import interleaved
 from benchmarks.zoo.patterns import Layer, distinct, load
@@ -76,7 +76,7 @@ def time(form: CpuForm, layer: Layer, target: Target, most: int) -> Timed:
     every = list(islice(form.configs(conv, target, stats), 40 * most))
     chosen = dict.fromkeys([*every[: most // 2], *every[most // 2 :: max(1, len(every) // (most // 2))]])
     x, bias = rng.standard_normal(conv.x_shape).astype(np.float32), np.zeros(conv.k, np.float32)
-    calls = [candidate(conv, config, weight, x, bias, target) for config in chosen]
+    calls = [candidate(conv, config, Weight(weight), x, bias, target) for config in chosen]
     times = interleaved(calls, ROUNDS)
     return conv, stats, {c: float(np.median(t)) for c, t in zip(chosen, times, strict=True)}
 

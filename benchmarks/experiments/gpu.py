@@ -36,7 +36,7 @@ from aerogel.backends.gpu.cuda import Cuda
 from aerogel.backends.gpu.device import FORMAT, Device
 from aerogel.backends.gpu.layer import Layer
 from aerogel.backends.gpu.opencl import OpenCL
-from aerogel.ir import NUMPY, Array, Conv, Dtypes, Stats
+from aerogel.ir import NUMPY, Array, Conv, Dtypes, Stats, Weight
 from aerogel.ir.tensors import TORCH, plain
 from aerogel.methods import METHODS, gpu_form
 from aerogel.tune.measure import interleaved
@@ -128,7 +128,7 @@ def measured(device: Device, layer: Pruned, batch: int, given: argparse.Namespac
         label = name if dtypes == Dtypes() else f"{name} f16"
         for config in islice(own.configs(typed, device.target, stats), given.configs):
             there = there.contiguous(memory_format=FORMAT[own.layout(config)])
-            run = Layer(device, typed, config, weight.astype(NUMPY[dtypes.weight]))
+            run = Layer(device, typed, config, Weight(weight.astype(NUMPY[dtypes.weight])))
             form = f"{label}/{str(config).partition('/')[2]}"
             calls[form] = lambda run=run, there=there, bias=bias_there: run(there, bias, None)  # type: ignore[misc]
             y = run(there, bias_there, None).cpu().float()

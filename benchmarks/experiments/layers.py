@@ -24,7 +24,7 @@ from rich.progress import track
 from rich.table import Table
 
 from aerogel.backends.cpu.trial import candidate
-from aerogel.ir import Stats, Target, Timing, host
+from aerogel.ir import Stats, Target, Timing, Weight, host
 from aerogel.methods.dense import cpu as dense
 from aerogel.methods.direct import cpu as direct
 from aerogel.tune.measure import interleaved
@@ -71,7 +71,8 @@ def measure(layer: Layer, count: int, target: Target, rounds: int) -> dict[str, 
     x, stats = rng.standard_normal(conv.x_shape).astype(np.float32), Stats.of(weight)
     ours = next(direct.configs(conv, target, stats))
     theirs = list(dense.configs(conv, target, stats))
-    calls = [candidate(conv, config, weight, x, bias, target) for config in (ours, *theirs)]
+    held = Weight(weight)
+    calls = [candidate(conv, config, held, x, bias, target) for config in (ours, *theirs)]
     with torch.inference_mode():
         times = interleaved(calls, rounds)
     first, *others = (Timing.of(t, times[0]) for t in times)

@@ -28,7 +28,7 @@ from rich.progress import track
 from rich.table import Table
 
 from aerogel.backends.cpu.trial import candidate
-from aerogel.ir import Conv, Dtypes, Stats, Target, from_float64, host
+from aerogel.ir import Conv, Dtypes, Stats, Target, Weight, from_float64, host
 from aerogel.methods.dense import cpu as dense
 from aerogel.methods.direct import cpu as direct
 from aerogel.methods.tilewise import cpu as tilewise
@@ -102,7 +102,7 @@ def measure(conv: Conv, count: int, target: Target, given: argparse.Namespace) -
         *islice(direct.configs(conv, target, stats), 2),
     ]
     configs += dense.configs(conv, target, stats)
-    calls = [candidate(conv, config, held, x_held, bias, target) for config in configs]
+    calls = [candidate(conv, config, Weight(held), x_held, bias, target) for config in configs]
     names = [config.method for config in configs]
     others, absent = prepare(
         ["openvino" if kind == "f32" else "openvino-bf16"],

@@ -35,7 +35,7 @@ from torch.utils import _pytree as pytree
 
 from aerogel.capture.network import Network
 from aerogel.capture.nodes import Shapes
-from aerogel.ir import Array, Choice, Config, Conv, Dtypes, Graph, Node, Plan, Pool
+from aerogel.ir import Array, Choice, Config, Conv, Dtypes, Graph, Node, Plan, Pool, Weight
 from aerogel.methods import Form
 
 Trial = Callable[[], object]
@@ -84,14 +84,14 @@ class Backend:
     def form(self, name: str) -> Form:
         raise NotImplementedError
 
-    def candidate(self, conv: Conv, config: Config, weight: Array, x: Array, bias: Array) -> Trial:
+    def candidate(self, conv: Conv, config: Config, weight: Weight, x: Array, bias: Array) -> Trial:
         raise NotImplementedError
 
     def output(
         self,
         conv: Conv,
         config: Config,
-        weight: Array,
+        weight: Weight,
         x: Array,
         bias: torch.Tensor | None,
         residual: torch.Tensor | None,
@@ -114,7 +114,7 @@ class Backend:
     def host(self, model: Any, calls: Sequence[Any]) -> tuple[Any, list[Any]]:
         return model, list(calls)
 
-    def active(self, conv: Conv, config: Config, weight: Array, x: Array) -> float:
+    def active(self, conv: Conv, config: Config, weight: Weight, x: Array) -> float:
         return 1.0
 
     def crossings(self, graph: Graph, shapes: Shapes, able: Collection[str]) -> Crossings | None:
@@ -132,7 +132,7 @@ class Backend:
         return None
 
     def with_pool(
-        self, conv: Conv, config: Config, weight: Array, x: Array, node: Node, pool: Pool
+        self, conv: Conv, config: Config, weight: Weight, x: Array, node: Node, pool: Pool
     ) -> tuple[Trial, Trial] | None:
         return None
 

@@ -12,25 +12,8 @@ from aerogel.capture.alias import lent
 from aerogel.capture.captured import Captured
 from aerogel.capture.half import Half, halved
 from aerogel.capture.sizes import computed
-from aerogel.ir import Array, Config, Conv, Graph, Node, Packed, Ref, Stats
+from aerogel.ir import Array, Graph, Node, Plan, Ref, Stats, Weight
 from aerogel.ir.tensors import DTYPE_NAMES, from_torch
-from aerogel.methods import Form
-
-
-class Packs:
-    """Packed weights by (weight, configuration): packed once, shared by every image size."""
-
-    def __init__(self, weights: Mapping[str, Array]) -> None:
-        self._weights = weights
-        self._known = dict[tuple[str, Config], Packed]()
-
-    def weight(self, name: str) -> Array:
-        return self._weights[name]
-
-    def of(self, form: Form, weight: str, conv: Conv, config: Config) -> Packed:
-        if (weight, config) not in self._known:
-            self._known[weight, config] = form.pack(self._weights[weight], conv, config)
-        return self._known[weight, config]
 
 
 class Network:
@@ -53,14 +36,15 @@ class Network:
         self._lent = lent(graph)
         # copies: torch moves a tensor's memory when it is sent to another process
         self.arrays: dict[str, Array] = {}
-        self.packs = Packs(self.arrays)
+        self.weights: dict[str, Weight] = {}
         if like is not None and like.graph == graph:
-            self.constants, self.arrays, self.packs = like.constants, like.arrays, like.packs
+            self.constants, self.arrays, self.weights = like.constants, like.arrays, like.weights
             return
         for node in self.convs():
             _, weight, bias, _ = node.conv_inputs()
             # pruning leaves minus zeros, which as bits of bf16 are none
             self.arrays[weight] = from_torch(constants[weight] + 0)
+            self.weights[weight] = Weight(self.arrays[weight])
             if bias is not None:
                 self.arrays[bias] = constants[bias].float().numpy().copy()
 
@@ -77,6 +61,16 @@ class Network:
 
     def stats(self, node: Node) -> Stats:
         return Stats.of(self.arrays[node.conv_inputs()[1]])
+
+    def weight(self, node: Node) -> Weight:
+        """Of a convolution."""
+        return self.weights[node.conv_inputs()[1]]
+
+    def keep(self, plan: Plan) -> None:
+        """Of what was packed, only what the plan runs."""
+        chosen = {choice.config for choice in plan.choices}
+        for weight in self.weights.values():
+            weight.keep(chosen)
 
     def values(self, inputs: list[Any]) -> dict[str, torch.Tensor]:
         """Every tensor of the graph for these inputs, computed by torch."""

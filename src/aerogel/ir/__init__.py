@@ -1,7 +1,7 @@
 """The nouns that every room passes around: Conv, element types, layouts, graphs, targets, statistics,
 plans."""
 
-from aerogel.ir.config import Config, Packed
+from aerogel.ir.config import Config, Packed, Weight
 from aerogel.ir.conv import NUMBERED, Conv, Pool
 from aerogel.ir.dtypes import (
     ELEMENTS,
@@ -74,6 +74,7 @@ __all__ = [
     "Timing",
     "Tried",
     "Way",
+    "Weight",
     "ceil_div",
     "features",
     "from_float64",

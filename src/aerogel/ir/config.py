@@ -1,12 +1,14 @@
-"""`Config`: one point of a method's search space. `Packed`: a weight as a method stores it."""
+"""`Config`: one point of a method's search space. `Packed`: a weight as a method stores it.
+`Weight`: a layer's weight with what was packed of it."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from aerogel.errors import InvalidArgument, PlanMismatch
+from aerogel.ir.conv import Conv
 from aerogel.ir.dtypes import Array
 
 _CONFIG = re.compile(r"([a-z_]+)(?:/((?:[a-z_]+=\d+)(?:,[a-z_]+=\d+)*))?")
@@ -57,3 +59,21 @@ class Packed:
     @property
     def bytes(self) -> int:
         return sum(a.nbytes for a in self.arrays.values())
+
+
+class Weight:
+    """A layer's weight, packed when a configuration first asks for it: tuning, running and every image size
+    share what was packed."""
+
+    def __init__(self, array: Array) -> None:
+        self.array = array
+        self._packed = dict[Config, Packed]()
+
+    def packed(self, pack: Callable[[Array, Conv, Config], Packed], conv: Conv, config: Config) -> Packed:
+        if config not in self._packed:
+            self._packed[config] = pack(self.array, conv, config)
+        return self._packed[config]
+
+    def keep(self, configs: Collection[Config]) -> None:
+        """Forget what was packed for others."""
+        self._packed = {config: packed for config, packed in self._packed.items() if config in configs}

@@ -17,7 +17,7 @@ from aerogel.backends import Backend, backend_of
 from aerogel.capture.network import Network
 from aerogel.capture.nodes import problem
 from aerogel.errors import InvalidArgument, printable
-from aerogel.ir import GRAPH, Array, Choice, Config, Conv, Plan, Stats, Timing, Tried
+from aerogel.ir import GRAPH, Array, Choice, Config, Conv, Plan, Stats, Timing, Tried, Weight
 from aerogel.ir.tensors import TORCH, from_torch
 from aerogel.methods import BASELINE, METHODS
 from aerogel.progress import Advance, progress_line
@@ -243,9 +243,8 @@ def _layers(
             tried = [
                 (p, config) for p, cut in cuts.items() for config in _ours(backend, conv, from_torch(cut))
             ]
-            pairs = [(from_torch(weight), config) for config in dense] + [
-                (from_torch(cuts[p]), config) for p, config in tried
-            ]
+            whole, held = Weight(from_torch(weight)), {p: Weight(from_torch(cut)) for p, cut in cuts.items()}
+            pairs = [(whole, config) for config in dense] + [(held[p], config) for p, config in tried]
             middle = search.medians(backend, pairs, conv, ROUNDS)
             dense_us, own = min(middle[: len(dense)]), dict.fromkeys(points, float("inf"))
             for (p, config), us in zip(tried, middle[len(dense) :], strict=True):

@@ -20,7 +20,7 @@ from aerogel.backends import Backend, backend_of
 from aerogel.capture.nodes import problem
 from aerogel.errors import InvalidArgument, printable
 from aerogel.formats import clusters
-from aerogel.ir import Array, Choice, Conv, Dtypes
+from aerogel.ir import Array, Choice, Conv, Dtypes, Weight
 from aerogel.methods import BASELINE, METHODS
 from aerogel.progress import progress_line
 from aerogel.pruning.mistakes import a_module, a_number, a_score, a_share, real
@@ -183,7 +183,7 @@ def _pruned(model: nn.Module, args: Any) -> list[tuple[str, nn.Module, Conv, Arr
 def _cost(backend: Backend, weight: Array, conv: Conv) -> tuple[Choice, float]:
     """The layer's fastest kernel, and microseconds for each nonzero left over: with all of them, and with
     every second one."""
-    choice = search.time_layer(backend, conv, weight, METHODS, search.EFFORTS["fast"])
+    choice = search.time_layer(backend, conv, Weight(weight), METHODS, search.EFFORTS["fast"])
     if choice.config.method == BASELINE:
         return choice, 0.0
     left = _left(weight, conv)
@@ -191,7 +191,7 @@ def _cost(backend: Backend, weight: Array, conv: Conv) -> tuple[Choice, float]:
         return choice, 0.0
     half = weight.copy()
     half.reshape(-1)[left[::2]] = 0
-    pairs = [(weight, choice.config), (half, choice.config)]
+    pairs = [(Weight(weight), choice.config), (Weight(half), choice.config)]
     whole_us, half_us = search.medians(backend, pairs, conv, search.EFFORTS["fast"].rounds)
     return choice, max(0.0, (whole_us - half_us) / len(left[::2]))
 
@@ -262,9 +262,9 @@ def _again(backend: Backend, layer: _Layer) -> LayerReport:
     middle = before_us
     cut = layer.cut()
     if layer.gone:
-        after = search.time_layer(backend, layer.conv, cut, METHODS, search.EFFORTS["fast"])
+        after = search.time_layer(backend, layer.conv, Weight(cut), METHODS, search.EFFORTS["fast"])
         rounds = search.EFFORTS["fast"].rounds
-        pairs = [(layer.weight, before.config), (cut, after.config)]
+        pairs = [(Weight(layer.weight), before.config), (Weight(cut), after.config)]
         before_us, middle = search.medians(backend, pairs, layer.conv, rounds)
         if before_us < GAIN * middle:
             layer.gone, cut, after, middle = 0, layer.weight, before, before_us

@@ -7,7 +7,7 @@ import numpy as np
 from aerogel.backends import Backend
 from aerogel.capture.network import Network
 from aerogel.capture.nodes import image_shape
-from aerogel.ir import Array, Config, Conv, Idle, Shape, ceil_div
+from aerogel.ir import Array, Config, Conv, Idle, Shape, Weight, ceil_div
 from aerogel.runtime.eager import Call
 from aerogel.tune.measure import interleaved
 
@@ -53,7 +53,7 @@ def break_even(
     conv: Conv,
     config: Config,
     other: Config,
-    weight: Array,
+    weight: Weight,
     x: Array,
     bias: Array,
     rounds: int,

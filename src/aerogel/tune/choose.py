@@ -69,7 +69,9 @@ def tuned(
         choices = _joined(backend, network, shapes, choices, inputs, asked.effort.rounds, real)
     said = backend.remarks(network, shapes, choices)
     choices = [replace(c, reason=said[c.node]) if c.node in said else c for c in choices]
-    return network, Plan(backend.target, tuple(choices)), notes
+    plan = Plan(backend.target, tuple(choices))
+    network.keep(plan)
+    return network, plan, notes
 
 
 def _halved(
@@ -86,7 +88,7 @@ def _halved(
     while True:
         half = network.halved(Half(dtypes, network.stored, stay))
         choices, lost = list[Choice](), set[str]()
-        weights = {node.name: half.arrays[node.conv_inputs()[1]] for node in half.convs()}
+        weights = {node.name: half.weight(node) for node in half.convs()}
         for choice in _layers(half, inputs, asked, real, advance):
             advance(f"{choice.layer}: what half precision costs")
             kept: Choice | None = choice
@@ -177,7 +179,7 @@ def _joined(
         pool = pooling_of(nodes[after[choice.node]]) if choice.node in after else None
         calls = None
         if pool is not None:
-            weight = network.arrays[nodes[choice.node].conv_inputs()[1]]
+            weight = network.weight(nodes[choice.node])
             x = _images(choice, real)
             calls = backend.with_pool(choice.conv, choice.config, weight, x, nodes[after[choice.node]], pool)
         if calls is not None:
@@ -208,7 +210,9 @@ def _layers(
     if effort is not None and effort.seconds is not None:
         effort = replace(effort, seconds=effort.seconds / max(1, len(groups)))
     for group in groups:
-        (node, conv), weight = group[0], network.arrays[group[0][0].conv_inputs()[1]]
+        node, conv = group[0]
+        held = network.weight(node)
+        weight = held.array
         advance(f"{node.layer or node.name} {conv}")
         if effort is None:
             timed = search.rule(backend, conv, weight, asked.names)
@@ -217,9 +221,10 @@ def _layers(
             kind = f"{asked.tune} {asked.names}" + ("" if own is None else f" {own.idle}")
             found = store.layer(conv, weight, kind)
             near = () if found else store.near(conv, weight, kind)
-            timed = found or search.time_layer(backend, conv, weight, asked.names, effort, near, own)
+            timed = found or search.time_layer(backend, conv, held, asked.names, effort, near, own)
             if found is None:
                 store.put_layer(weight, timed, kind)
+                held.keep([tried.config for tried in timed.fastest().values()])
         for other, alike in group:
             named = replace(timed, layer=other.layer or other.name, node=other.name, conv=alike)
             sparsity = network.stats(other).sparsity

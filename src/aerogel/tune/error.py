@@ -13,7 +13,7 @@ import torch
 
 from aerogel.backends import Backend
 from aerogel.capture.nodes import image_shape
-from aerogel.ir import F32, Array, Choice, Config, Conv, Node, Refusal
+from aerogel.ir import F32, Array, Choice, Config, Conv, Node, Refusal, Weight
 from aerogel.ir.tensors import plain
 from aerogel.methods import BASELINE, rounding
 from aerogel.tune.search import keep
@@ -23,7 +23,7 @@ Values = Mapping[str, torch.Tensor]
 
 
 def accurate(
-    backend: Backend, choice: Choice, node: Node, weight: Array, samples: Sequence[Values]
+    backend: Backend, choice: Choice, node: Node, weight: Weight, samples: Sequence[Values]
 ) -> Choice | None:
     """The choice among the configurations that are accurate on all samples, or None where even dense is not.
 
@@ -50,7 +50,7 @@ def accurate(
 
 
 def _worst(
-    backend: Backend, choice: Choice, config: Config, node: Node, weight: Array, samples: Sequence[Values]
+    backend: Backend, choice: Choice, config: Config, node: Node, weight: Weight, samples: Sequence[Values]
 ) -> str:
     """Empty, or by how much the configuration loses more than dense bf16 on one of the samples."""
     for values in samples:
@@ -61,7 +61,7 @@ def _worst(
 
 
 def _losses(
-    backend: Backend, conv: Conv, config: Config, node: Node, weight: Array, values: Values
+    backend: Backend, conv: Conv, config: Config, node: Node, weight: Weight, values: Values
 ) -> tuple[float, float]:
     """What a configuration loses of a layer's output, and what dense bf16 does (what is bf16 itself may lose
     anything finite).

@@ -14,7 +14,7 @@ import numpy as np
 from aerogel.backends import Backend, Trial
 from aerogel.capture.nodes import problem
 from aerogel.errors import InvalidArgument
-from aerogel.ir import Array, Choice, Config, Conv, Graph, Idle, Node, Refusal, Stats, Timing, Tried
+from aerogel.ir import Array, Choice, Config, Conv, Graph, Idle, Node, Refusal, Stats, Timing, Tried, Weight
 from aerogel.methods import BASELINE, METHODS, demands, method
 from aerogel.tune.activity import Seen, break_even
 from aerogel.tune.measure import ROUND_US, interleaved
@@ -62,7 +62,7 @@ def keep(timing: Timing) -> bool:
 def time_layer(
     backend: Backend,
     conv: Conv,
-    weight: Array,
+    weight: Weight,
     names: Iterable[str],
     effort: Effort,
     known: Sequence[Config] = (),
@@ -73,7 +73,7 @@ def time_layer(
     `known` are configurations of a similar layer, the fastest first: they come before the cost model's own,
     and fewer are needed. `seen` is what real inputs give the layer: it is then timed on them.
     """
-    stats, rng = Stats.of(weight, None if seen is None else seen.idle), np.random.default_rng(0)
+    stats, rng = Stats.of(weight.array, None if seen is None else seen.idle), np.random.default_rng(0)
     x = rng.standard_normal(conv.x_shape).astype(np.float32) if seen is None else seen.fitted(conv.x_shape)
     bias = rng.standard_normal(conv.k).astype(np.float32)
     configs, calls, refused = list[Config](), list[Trial](), list[Refusal]()
@@ -123,7 +123,7 @@ def time_layer(
     )
 
 
-def medians(backend: Backend, pairs: Sequence[tuple[Array, Config]], conv: Conv, rounds: int) -> list[float]:
+def medians(backend: Backend, pairs: Sequence[tuple[Weight, Config]], conv: Conv, rounds: int) -> list[float]:
     """Microseconds of one problem with several weights, each in a configuration of its own, in the same
     rounds."""
     rng = np.random.default_rng(0)

@@ -14,7 +14,7 @@ from aerogel.backends.cpu.lower.residency import staying
 from aerogel.backends.cpu.runner import CpuRunner, program, workspace
 from aerogel.capture.network import Network
 from aerogel.capture.nodes import Shapes
-from aerogel.ir import Array, Choice, Config, Conv, Dtypes, Graph, Plan, Target, host
+from aerogel.ir import Array, Choice, Config, Conv, Dtypes, Graph, Plan, Target, Weight, host
 from aerogel.methods import BASELINE, CpuForm, cpu_form
 
 
@@ -29,14 +29,14 @@ class Cpu(Backend):
     def form(self, name: str) -> CpuForm:
         return cpu_form(name)
 
-    def candidate(self, conv: Conv, config: Config, weight: Array, x: Array, bias: Array) -> Trial:
+    def candidate(self, conv: Conv, config: Config, weight: Weight, x: Array, bias: Array) -> Trial:
         return trial.candidate(conv, config, weight, x, bias, self.target)
 
     def output(
         self,
         conv: Conv,
         config: Config,
-        weight: Array,
+        weight: Weight,
         x: Array,
         bias: torch.Tensor | None,
         residual: torch.Tensor | None,
@@ -55,7 +55,7 @@ class Cpu(Backend):
         able = dtype == "f16" and {"avx512fp16", "fp16"} & set(self.target.extras)
         return Dtypes(dtype, dtype, "f16" if able else "f32", dtype)
 
-    def active(self, conv: Conv, config: Config, weight: Array, x: Array) -> float:
+    def active(self, conv: Conv, config: Config, weight: Weight, x: Array) -> float:
         return trial.active(conv, config, weight, x, self.target)
 
     def crossings(self, graph: Graph, shapes: Shapes, able: Collection[str]) -> Crossings:

@@ -34,7 +34,7 @@ def program(
 ) -> Program:
     """What runs for these shapes under these choices; nodes `pooled` do the pooling after them too."""
     target = replace(host(), threads=threads)
-    return build(network.graph, shapes, network.stored, choices, network.packs, target, pooled)
+    return build(network.graph, shapes, network.stored, choices, network.weights, target, pooled)
 
 
 def workspace(network: Network, made: Program, threads: int) -> Workspace:

@@ -10,12 +10,12 @@ import torch
 from aerogel.backends import Trial
 from aerogel.backends.cpu.threads import Segment
 from aerogel.codegen.cpu.abi import Kernel, LibraryCall, native
-from aerogel.ir import Array, Config, Conv, Layout, Target, from_float64, to_float64
+from aerogel.ir import Array, Config, Conv, Layout, Target, Weight, from_float64, to_float64
 from aerogel.ir.tensors import TORCH, to_torch
 from aerogel.methods import cpu_form
 
 
-def candidate(conv: Conv, config: Config, weight: Array, x: Array, bias: Array, target: Target) -> Trial:
+def candidate(conv: Conv, config: Config, weight: Weight, x: Array, bias: Array, target: Target) -> Trial:
     """A call that runs one configuration on buffers that rotate through more than L2."""
     made = built(conv, config, weight, target, conv.pad if conv.stride == (1, 1) else (0, 0, 0, 0))
     copies = min(8, 1 + 2 * target.l2_bytes // (4 * (prod(conv.x_shape) + prod(conv.y_shape))))
@@ -31,13 +31,13 @@ def candidate(conv: Conv, config: Config, weight: Array, x: Array, bias: Array, 
 def built(
     conv: Conv,
     config: Config,
-    weight: Array,
+    weight: Weight,
     target: Target,
     border: tuple[int, int, int, int] = (0, 0, 0, 0),
 ) -> list[Kernel] | LibraryCall:
     form = cpu_form(config.method)
     reads, writes = form.layouts(conv, config, target, border)
-    return form.build(form.pack(weight, conv, config), conv, config, target, reads, writes)
+    return form.build(weight.packed(form.pack, conv, config), conv, config, target, reads, writes)
 
 
 def rotating(kernels: list[Kernel], conv: Conv, x: Array, bias: Array, copies: int, threads: int) -> Trial:
@@ -75,7 +75,7 @@ def output(
     target: Target,
     conv: Conv,
     config: Config,
-    weight: Array,
+    weight: Weight,
     x: Array,
     bias: torch.Tensor | None,
     residual: torch.Tensor | None,
@@ -95,7 +95,7 @@ def output(
     return to_float64(writes.read(buffers["y"], conv.y_shape), conv.dtypes.output)
 
 
-def active(conv: Conv, config: Config, weight: Array, x: Array, target: Target) -> float:
+def active(conv: Conv, config: Config, weight: Weight, x: Array, target: Target) -> float:
     """Of the windows that a configuration which skips zeros looks at on these images, the share that is not
     zero."""
     made = native(built(conv, config, weight, target))

@@ -14,7 +14,7 @@ from aerogel.backends.gpu.device import FORMAT, Device
 from aerogel.backends.gpu.runner import GpuRunner
 from aerogel.capture.network import Network
 from aerogel.codegen.gpu.launch import HALVES
-from aerogel.ir import Array, Config, Conv, Dtypes, Node, Plan, Pool
+from aerogel.ir import Array, Config, Conv, Dtypes, Node, Plan, Pool, Weight
 from aerogel.methods import GpuForm, gpu_form
 
 
@@ -46,14 +46,14 @@ class OnGpu(Backend):
     def half(self, dtype: str) -> Dtypes:
         return HALVES[1] if dtype == "f16" else Dtypes.of(dtype)
 
-    def candidate(self, conv: Conv, config: Config, weight: Array, x: Array, bias: Array) -> Trial:
+    def candidate(self, conv: Conv, config: Config, weight: Weight, x: Array, bias: Array) -> Trial:
         return trial.candidate(self._device, conv, config, weight, x, bias, self._layout)
 
     def output(
         self,
         conv: Conv,
         config: Config,
-        weight: Array,
+        weight: Weight,
         x: Array,
         bias: torch.Tensor | None,
         residual: torch.Tensor | None,
@@ -63,11 +63,11 @@ class OnGpu(Backend):
     def runner(self, network: Network, plan: Plan) -> GpuRunner:
         return GpuRunner(network, self._device, plan)
 
-    def active(self, conv: Conv, config: Config, weight: Array, x: Array) -> float:
+    def active(self, conv: Conv, config: Config, weight: Weight, x: Array) -> float:
         return trial.active(self._device, conv, config, weight, x)
 
     def with_pool(
-        self, conv: Conv, config: Config, weight: Array, x: Array, node: Node, pool: Pool
+        self, conv: Conv, config: Config, weight: Weight, x: Array, node: Node, pool: Pool
     ) -> tuple[Trial, Trial] | None:
         if not gpu_form(config.method).takes_pool(conv, config, pool):
             return None

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from aerogel.backends.gpu.device import Device, Queue
-from aerogel.ir import Array, Config, Conv, Pool
+from aerogel.ir import Config, Conv, Pool, Weight
 from aerogel.ir.tensors import TORCH
 from aerogel.methods import gpu_form
 
@@ -16,10 +16,10 @@ class Layer:
     """With `pool`, which the configuration takes, it gives the pooled map."""
 
     def __init__(
-        self, device: Device, conv: Conv, config: Config, weight: Array, pool: Pool | None = None
+        self, device: Device, conv: Conv, config: Config, weight: Weight, pool: Pool | None = None
     ) -> None:
         own = gpu_form(config.method)
-        packed = own.pack(weight, conv, config)
+        packed = weight.packed(own.pack, conv, config)
         launches = own.build(packed, conv, config) if pool is None else own.build(packed, conv, config, pool)
         self.device, self.conv, self.layout, self.pool = device, conv, own.layout(config), pool
         self.shape = conv.y_shape if pool is None else (*conv.y_shape[:2], *pool.out(*conv.out))

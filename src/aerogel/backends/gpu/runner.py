@@ -101,7 +101,7 @@ class GpuRunner(Runner):
         pool = pooling_of(self.pools[node.name]) if node.name in self.pools else None
         if pool is not None and (not form.takes_pool(conv, config, pool) or min(pool.out(*conv.out)) < 1):
             pool = None
-        return Layer(self.device, conv, config, self.network.arrays[node.conv_inputs()[1]], pool)
+        return Layer(self.device, conv, config, self.network.weight(node), pool)
 
 
 def _moved(graph: Graph) -> Graph:

@@ -10,7 +10,7 @@ import torch
 from aerogel.backends.gpu.device import FORMAT, Device
 from aerogel.backends.gpu.layer import Layer
 from aerogel.capture import interpret
-from aerogel.ir import Array, Config, Conv, Node, Pool
+from aerogel.ir import Array, Config, Conv, Node, Pool, Weight
 from aerogel.ir.tensors import TORCH, plain, to_torch
 from aerogel.methods import BASELINE, gpu_form
 
@@ -19,7 +19,7 @@ def candidate(
     device: Device,
     conv: Conv,
     config: Config,
-    weight: Array,
+    weight: Weight,
     x: Array,
     bias: Array,
     layout: torch.memory_format,
@@ -36,7 +36,7 @@ def placed(
     device: Device,
     conv: Conv,
     config: Config,
-    weight: Array,
+    weight: Weight,
     x: torch.Tensor,
     bias: torch.Tensor | None,
     residual: torch.Tensor | None,
@@ -55,7 +55,7 @@ def placed(
             FORMAT[gpu_form(config.method).layout(config)],
             None if bias is None else device.here(bias.to(kind)),
         )
-        held = device.here(to_torch(weight, conv.dtypes.weight)).contiguous(memory_format=inside)
+        held = device.here(to_torch(weight.array, conv.dtypes.weight)).contiguous(memory_format=inside)
         return lambda: plain(given.contiguous(memory_format=inside), held, conv, own, beside)
     layer, mine = Layer(device, conv, config, weight), None if bias is None else device.here(bias.float())
     return lambda: layer(given, mine, beside)
@@ -65,7 +65,7 @@ def output(
     device: Device,
     conv: Conv,
     config: Config,
-    weight: Array,
+    weight: Weight,
     x: Array,
     bias: torch.Tensor | None,
     residual: torch.Tensor | None,
@@ -75,7 +75,7 @@ def output(
     return np.asarray(y.cpu().double().numpy())
 
 
-def active(device: Device, conv: Conv, config: Config, weight: Array, x: Array) -> float:
+def active(device: Device, conv: Conv, config: Config, weight: Weight, x: Array) -> float:
     """Of the positions of a layer that skips zeros, the share that it cannot skip on these images."""
     layer = Layer(device, replace(conv, epilogue=()), config, weight)
     layer(device.here(torch.from_numpy(x)), None, None)
@@ -83,7 +83,7 @@ def active(device: Device, conv: Conv, config: Config, weight: Array, x: Array) 
 
 
 def with_pool(
-    device: Device, conv: Conv, config: Config, weight: Array, x: Array, node: Node, pool: Pool
+    device: Device, conv: Conv, config: Config, weight: Weight, x: Array, node: Node, pool: Pool
 ) -> tuple[Callable[[], object], Callable[[], object]]:
     """A layer and the pooling after it, `node`, as two calls, and as one."""
     apart, together = Layer(device, conv, config, weight), Layer(device, conv, config, weight, pool)

@@ -14,10 +14,9 @@ from aerogel.backends.cpu.lower.arena import Touch, place
 from aerogel.backends.cpu.lower.convert import Enlarge, convert, enlarges
 from aerogel.backends.cpu.lower.residency import staying
 from aerogel.backends.cpu.lower.views import concatenated, cuts, homes, root
-from aerogel.capture.network import Packs
 from aerogel.capture.nodes import Stored, casts, image_shape, pairs, pooling_of, problem
 from aerogel.codegen.cpu.abi import Kernel, LibraryCall, native
-from aerogel.ir import Config, Conv, Graph, Layout, Node, Shape, Target
+from aerogel.ir import Config, Conv, Graph, Layout, Node, Shape, Target, Weight
 from aerogel.methods import BASELINE, cpu_form
 
 
@@ -71,13 +70,13 @@ def build(
     shapes: Mapping[str, tuple[int, ...]],
     stored: Stored,
     choices: Mapping[str, Config],
-    packs: Packs,
+    weights: Mapping[str, Weight],
     target: Target,
     joined: Container[str] = (),
 ) -> Program:
     """`choices` names the configuration of each conv node that gets a kernel of ours; all other nodes are
     torch's. Those `joined` are pooled by the same kernel."""
-    return _Walk(graph, shapes, stored, choices, packs, target, joined).program()
+    return _Walk(graph, shapes, stored, choices, weights, target, joined).program()
 
 
 class _Walk:
@@ -87,11 +86,12 @@ class _Walk:
         shapes: Mapping[str, tuple[int, ...]],
         stored: Stored,
         choices: Mapping[str, Config],
-        packs: Packs,
+        weights: Mapping[str, Weight],
         target: Target,
         joined: Container[str],
     ) -> None:
-        self.graph, self.shapes, self.stored, self.target, self.packs = graph, shapes, stored, target, packs
+        self.graph, self.shapes, self.stored = graph, shapes, stored
+        self.target, self.weights = target, weights
         self.given = choices
         self.choices = {name: c for name, c in choices.items() if c.method != BASELINE}
         self.problems = {n.name: problem(n, shapes) for n in graph.nodes if n.name in self.choices}
@@ -162,7 +162,7 @@ class _Walk:
         conv, plane = problem(node, self.shapes), self._plane(node.name)
         x, weight, bias, residual = node.conv_inputs()
         x, residual = self._in_arena(x, plane), None if residual is None else self._in_arena(residual, plane)
-        made = features.kernel(self.packs.weight(weight), conv, plane, plane, self.target)
+        made = features.kernel(self.weights[weight].array, conv, plane, plane, self.target)
         label = f"dot {node.layer or node.name}"
         self._segment().natives.append(Native(made, x, node.name, residual, bias, label))
         self.arena[node.name] = (plane, conv.y_shape)
@@ -210,7 +210,7 @@ class _Walk:
             return None
         conv, module = problem(node, self.shapes), cpu_form(config.method)
         reads, writes = module.layouts(conv, config, self.target, (0, 0, 0, 0))
-        packed = self.packs.of(module, node.conv_inputs()[1], conv, config)
+        packed = self.weights[node.conv_inputs()[1]].packed(module.pack, conv, config)
         made = module.build(packed, conv, config, self.target, reads, writes)
         assert isinstance(made, LibraryCall)
         return made
@@ -275,7 +275,7 @@ class _Walk:
         if node.name in self.pooled and self._with_pool(node, source, reads):
             return
         beside = None if residual is None else self._in_arena(residual, writes)
-        packed = self.packs.of(module, weight, conv, config)
+        packed = self.weights[weight].packed(module.pack, conv, config)
         label = f"{config.method} {node.layer or node.name}"
         for kernel in native(module.build(packed, conv, config, self.target, reads, writes)):
             self._segment().natives.append(Native(kernel, source, node.name, beside, bias, label, node.name))
@@ -289,7 +289,7 @@ class _Walk:
         _, weight, bias, _ = node.conv_inputs()
         assert pool is not None
         made = pooled.kernel(
-            self.packs.of(cpu_form(config.method), weight, conv, config),
+            self.weights[weight].packed(cpu_form(config.method).pack, conv, config),
             conv,
             config,
             self.target,
