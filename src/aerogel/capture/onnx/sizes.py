@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,6 +11,13 @@ import torch
 
 if TYPE_CHECKING:
     from aerogel.capture.onnx.values import Reader
+
+Operator = Callable[[Any, Any], Any]
+
+
+def _operator(op: str) -> tuple[Operator, Operator]:
+    """One of Python's operators, with the size on its left and on its right."""
+    return lambda size, other: size._join(op, other), lambda size, other: size._join(op, other, swap=True)
 
 
 class Size:
@@ -42,41 +50,12 @@ class Size:
         low = self.reader.size("sub", wide, self, dtype=self.dtype)
         return self.reader.size("sub", wide, low, dtype=self.dtype)
 
-    def __add__(self, other: Any) -> Size:
-        return self._join("add", other)
-
-    def __radd__(self, other: Any) -> Size:
-        return self._join("add", other, swap=True)
-
-    def __sub__(self, other: Any) -> Size:
-        return self._join("sub", other)
-
-    def __rsub__(self, other: Any) -> Size:
-        return self._join("sub", other, swap=True)
-
-    def __mul__(self, other: Any) -> Size:
-        return self._join("mul", other)
-
-    def __rmul__(self, other: Any) -> Size:
-        return self._join("mul", other, swap=True)
-
-    def __floordiv__(self, other: Any) -> Size:
-        return self._join("floordiv", other)
-
-    def __rfloordiv__(self, other: Any) -> Size:
-        return self._join("floordiv", other, swap=True)
-
-    def __truediv__(self, other: Any) -> Size:
-        return self._join("truediv", other)
-
-    def __rtruediv__(self, other: Any) -> Size:
-        return self._join("truediv", other, swap=True)
-
-    def __mod__(self, other: Any) -> Size:
-        return self._join("mod", other)
-
-    def __rmod__(self, other: Any) -> Size:
-        return self._join("mod", other, swap=True)
+    __add__, __radd__ = _operator("add")
+    __sub__, __rsub__ = _operator("sub")
+    __mul__, __rmul__ = _operator("mul")
+    __mod__, __rmod__ = _operator("mod")
+    __floordiv__, __rfloordiv__ = _operator("floordiv")
+    __truediv__, __rtruediv__ = _operator("truediv")
 
     def __neg__(self) -> Size:
         return self._join("neg")
