@@ -70,7 +70,7 @@ def _random(text: str, density: float = 0.1) -> tuple[Conv, np.ndarray]:
 
 
 @pytest.mark.turns(2)
-@pytest.mark.parametrize("kind", [k for k in write.DTYPE_NAMES if k != "pooled"])
+@pytest.mark.parametrize("kind", [k for k in write.KINDS if k != "pooled"])
 @pytest.mark.parametrize("text", ["n2c70h9w11k40r3s3u1p1+bias+relu", "n1c300h5w6k33r1s1u1p0+bias+add"])
 def test_layers_of_several_stages_and_groups(kind: str, text: str) -> None:
     """The shared cases have few channels; and the opponent of benchmarks/sim is in none of them."""
@@ -102,13 +102,12 @@ def test_layers_of_several_stages_and_groups(kind: str, text: str) -> None:
 
 RACES = """
 import numpy as np, sys, torch
-from aerogel.ir.config import Config
-from aerogel.ir.conv import Conv
+from aerogel.ir import Config, Conv, Weight
 from aerogel.backends.gpu.layer import Layer
 from aerogel.backends.gpu.opencl import OpenCL
 conv, config = Conv.parse(sys.argv[1]), Config.parse(sys.argv[2])
 weight = np.where(np.random.default_rng(0).random(conv.weight_shape) < 0.3, 1, 0).astype(np.float32)
-y = Layer(OpenCL(), conv, config, weight)(torch.ones(conv.x_shape), torch.zeros(conv.k), None)
+y = Layer(OpenCL(), conv, config, Weight(weight))(torch.ones(conv.x_shape), torch.zeros(conv.k), None)
 assert torch.equal(y, torch.conv2d(torch.ones(conv.x_shape), torch.from_numpy(weight), None, 1, conv.pad[:2]))
 """
 TINY = {
@@ -145,7 +144,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Of what is compiled for architectures that are not here, each commit has its turn of some; a night
     takes everything."""
     if "arch" in metafunc.fixturenames:
-        metafunc.parametrize(("kind", "arch"), counts.some(list(product(write.DTYPE_NAMES, gpu_facts.ARCHS))))
+        metafunc.parametrize(("kind", "arch"), counts.some(list(product(write.KINDS, gpu_facts.ARCHS))))
 
 
 def test_every_kernel_compiles_without_spills(kind: str, arch: str) -> None:
@@ -175,7 +174,7 @@ def test_tiles_are_copied_without_registers(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(shutil.which("clang-19") is None, reason="needs Debian's clang-19")
-@pytest.mark.parametrize("kind", write.DTYPE_NAMES)
+@pytest.mark.parametrize("kind", write.KINDS)
 def test_every_kernel_compiles_for_amd(kind: str) -> None:
     conv, weight = _random(f"n1c64h56w56k64r3s3u1p1+bias{'' if kind == 'pooled' else '+add'}+silu")
     for launch in write.launches_of(conv, weight, kind, None)[0]:
@@ -378,7 +377,7 @@ def test_refusals_are_sentences() -> None:
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
-@pytest.mark.parametrize("form", [*write.DTYPE_NAMES, "direct f16", "stridepack f16"])
+@pytest.mark.parametrize("form", [*write.KINDS, "direct f16", "stridepack f16"])
 def test_a_file_for_the_simulator_compiles(form: str, tmp_path: Path) -> None:
     kind, _, half = form.partition(" ")
     conv, weight = _random(f"n1c32h28w28k32r3s3u1p1{':f16.f16.f16.f16' if half else ''}+bias+relu")

@@ -14,7 +14,7 @@ from tests.suite.cases import case, edges
 from tests.suite.sweep import LIBRARY, sweep
 
 PIECE = 500
-DTYPE_NAMES = ("exact", "real", "edges", "special", "half", "half-edges", "half-special")
+KINDS = ("exact", "real", "edges", "special", "half", "half-edges", "half-special")
 IDLE = ("idle", "idle-special")
 """For methods that look at what x holds."""
 THREADS = (1, 2, 3, 8)
@@ -30,7 +30,7 @@ def pieces() -> dict[str, Piece]:
     """
     found: dict[str, Piece] = {}
     for number, name in enumerate(METHODS):
-        kinds = ("exact",) if name in LIBRARY else DTYPE_NAMES + (IDLE if method(name).SKIPS_INPUT else ())
+        kinds = ("exact",) if name in LIBRARY else KINDS + (IDLE if method(name).SKIPS_INPUT else ())
         wanted: list[tuple[str, str, tuple[int, ...], int]] = [(kind, kind, (1,), PIECE) for kind in kinds]
         wanted += [("threads", "real", THREADS, PIECE // 2)] if name not in LIBRARY else []
         for what, kind, threads, size in wanted:

@@ -33,7 +33,7 @@ from aerogel.tune.measure import interleaved
 
 LAYERS = ("c64h56w56k64", "c128h28w28k128", "c256h14w14k256", "c512h14w14k512", "c512h7w7k512")
 ZEROS = (0.0, 0.4, 0.6, 0.8, 0.9)
-DTYPE_NAMES = ("scattered", "channels")
+KINDS = ("scattered", "channels")
 SHOWN = 0.8
 
 
@@ -47,7 +47,7 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     target = replace(host(), threads=1)
-    work = [(kind, text) for kind in DTYPE_NAMES for text in LAYERS]
+    work = [(kind, text) for kind in KINDS for text in LAYERS]
     rows = [
         measure(kind, Conv.parse(f"n1{text}r3s3u1p1+bias+relu"), target, given)
         for kind, text in track(work, "layers", console=Console(stderr=True))
@@ -58,7 +58,7 @@ def main() -> None:
         "target": str(target),
         "date": date.today().isoformat(),
     }
-    for kind in DTYPE_NAMES:
+    for kind in KINDS:
         at = [r["us"][ZEROS.index(SHOWN)] for r in rows if r["kind"] == kind]
         result["ratio"][kind] = sum(d for d, _ in at) / sum(o for _, o in at)
     show(result)

@@ -26,7 +26,7 @@ from aerogel.ir import NUMPY, Array, Config, Conv, Dtypes, Gpu, Idle, Pool, Stat
 from aerogel.methods import gpu_form
 from aerogel.methods.actsparse import gpu as actsparse
 
-DTYPE_NAMES = ("direct", "stridepack", "baked", "dense", "actsparse", "pooled")
+KINDS = ("direct", "stridepack", "baked", "dense", "actsparse", "pooled")
 POOL = Pool("max", (2, 2), (2, 2), (0, 0), (1, 1))
 TARGET = Gpu("cuda", "sm_70", 80, 98304)
 _NUMBERS = {np.int32: "int", np.int64: "LONG", np.float32: "float"}
@@ -37,7 +37,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("conv")
-    parser.add_argument("--method", choices=DTYPE_NAMES, default="direct")
+    parser.add_argument("--method", choices=KINDS, default="direct")
     parser.add_argument("--config", help="as explain() writes it; the method's first if left out")
     parser.add_argument("--sparsity", type=float, default=0.9)
     parser.add_argument("-o", "--out", type=Path, required=True)
