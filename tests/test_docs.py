@@ -109,6 +109,7 @@ def test_signatures_are_those_of_the_contract() -> None:
             )
 
 
+@pytest.mark.turns(2)
 def test_readme_examples_run_as_they_stand() -> None:
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     assert blocks

@@ -11,7 +11,7 @@ pytest.importorskip("onnxruntime")
 
 from tests import counts
 from tests.fuzz.judge import Result
-from tests.fuzz.networks import DTYPE_NAMES, Tally, run, spec
+from tests.fuzz.networks import KINDS, Tally, run, spec
 
 PIECES = 3
 WHOLE = 0.8
@@ -37,8 +37,8 @@ def test_networks(piece: int, ran: Callable[[str, int], None]) -> None:
 
 def test_every_feature_is_generated() -> None:
     """A run as long as CI's meets every feature, and the same seed gives the same text."""
-    seen = {DTYPE_NAMES[seed % len(DTYPE_NAMES)] for seed in range(counts.FULL["fuzz networks"] // 20)}
-    assert seen == set(DTYPE_NAMES)
+    seen = {KINDS[seed % len(KINDS)] for seed in range(counts.FULL["fuzz networks"] // 20)}
+    assert seen == set(KINDS)
     assert [spec(seed).source for seed in range(40)] == [spec(seed).source for seed in range(40)]
 
 

@@ -149,6 +149,7 @@ def test_half_precision_on_a_device(half: str) -> None:
         assert (got.float() - model(x)).abs().max() < 2e-2
 
 
+@pytest.mark.turns(2)
 @pytest.mark.parametrize("tune", ["off", "fast"])
 def test_compile_takes_the_same_path_on_a_device(tune: str) -> None:
     model, x = Small().eval(), torch.randn(2, 3, 12, 10)

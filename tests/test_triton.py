@@ -42,7 +42,7 @@ SHARES = {
     "half-special": 0.08,
 }
 """Half of those in 16 bits are of mixed types, which are refused."""
-DTYPE_NAMES = {
+KINDS = {
     "sm_80": {"HMMA"},
     "sm_90": {"HMMA", "HGMMA"},
     "sm_100": {"HMMA", "UTCHMMA"},
@@ -81,6 +81,7 @@ def _tiled(conv: Conv, seed: int = 0) -> np.ndarray:
         "n1c8h12w11k40r7s7u2p3",
     ],
 )
+@pytest.mark.turns(2)
 def test_layers_of_many_channels(text: str) -> None:
     """Several steps of positions, several panels of a tile, leftovers: more than the shared cases have. Whole
     numbers."""
@@ -166,7 +167,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "beginning" in metafunc.fixturenames:
         beginnings = range(9) if counts.mode() == "nightly" else [counts.seed() % 9]
         metafunc.parametrize(
-            ("target", "beginning"), [(t, b) for t in counts.some(list(DTYPE_NAMES)) for b in beginnings]
+            ("target", "beginning"), [(t, b) for t in counts.some(list(KINDS)) for b in beginnings]
         )
 
 
@@ -197,17 +198,17 @@ def test_kernels_compile_without_spills_and_use_the_matrix_units(
     for row in rows:
         assert row["spilled"] == 0, row
         assert not row["kernel"].startswith("gathered") or (
-            row["matrix"] and set(row["matrix"]) <= DTYPE_NAMES[target]
+            row["matrix"] and set(row["matrix"]) <= KINDS[target]
         ), row
         assert row["registers"] <= known[row["kernel"]]["registers"] + 8, row
         if target == "sm_80":
             assert row["occupancy"] >= 0.25, row
-    newest = DTYPE_NAMES[target] - {"HMMA"}
+    newest = KINDS[target] - {"HMMA"}
     for row in rows:
         assert set(row["matrix"]) & newest >= set(known[row["kernel"]]["matrix"]) & newest, (
             "it used newer instructions"
         )
-    assert any(set(row["matrix"]) & DTYPE_NAMES[target] for row in known.values())
+    assert any(set(row["matrix"]) & KINDS[target] for row in known.values())
 
 
 def test_the_model_counts_what_triton_makes() -> None:

@@ -67,6 +67,7 @@ def test_threads_follow_torch() -> None:
         torch.set_num_threads(before)
 
 
+@pytest.mark.turns(2)
 @pytest.mark.parametrize("name", ["direct", "stridepack", "tilewise"])
 def test_a_thread_writes_no_other_threads_scratch(name: str) -> None:
     """Asked of the code itself, one thread at a time: two threads that race would often get away with it."""

@@ -54,14 +54,14 @@ EXPORTABLE = (
     "shared",
     "heads",
 )
-DTYPE_NAMES = (*FEATURES, *FILES)
+KINDS = (*FEATURES, *FILES)
 
 
 def spec(seed: int, only: str | None = None) -> Spec:
     """The network of a seed. The feature goes round with the seed, its variants with each round; of one
     feature, with each seed."""
     rng = Random(seed)
-    feature, turn = (only, seed) if only else (DTYPE_NAMES[seed % len(DTYPE_NAMES)], seed // len(DTYPE_NAMES))
+    feature, turn = (only, seed) if only else (KINDS[seed % len(KINDS)], seed // len(KINDS))
     tune: str | float = 0.2 if rng.random() < 0.1 else "off"
     sparsity = rng.choice([0.0, 0.5, 0.8, 0.95])
     sketch = Sketch(rng)
@@ -290,7 +290,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--count", type=int, default=100)
-    parser.add_argument("--only", choices=DTYPE_NAMES)
+    parser.add_argument("--only", choices=KINDS)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--json", help="write every result there, one a line")
     parser.add_argument("--child", help=argparse.SUPPRESS)

@@ -7,7 +7,7 @@ import argparse
 import sys
 
 from aerogel.ir import here_levels
-from tests.suite.cases import DTYPE_NAMES
+from tests.suite.cases import KINDS
 from tests.suite.sweep import native, sweep
 
 
@@ -15,7 +15,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.suite", description=__doc__)
     parser.add_argument("--method", help="a name from METHODS (default: every one with kernels of ours)")
     parser.add_argument("--isa", help="avx512, avx2 or generic (default: all this machine runs)")
-    parser.add_argument("--kind", choices=DTYPE_NAMES, default="exact")
+    parser.add_argument("--kind", choices=KINDS, default="exact")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--count", type=int, default=1)
     parser.add_argument(

@@ -19,7 +19,7 @@ from aerogel.reference import F64
 from tests.counts import APART
 from tests.suite.pairs import cover
 
-DTYPE_NAMES = (
+KINDS = (
     "exact",
     "real",
     "edges",
@@ -81,10 +81,10 @@ def case(kind: str, seed: int, families: int = 0) -> Case:
     """`families`: kernel, stride, dilation, epilogue and element types come from so many drawings, for
     methods whose code depends on them: LLVM would take most of the time. Everything else differs from case to
     case; another run has other families."""
-    rng = np.random.default_rng([DTYPE_NAMES.index(kind), seed])
+    rng = np.random.default_rng([KINDS.index(kind), seed])
     edge, half = kind.endswith("edges"), kind.startswith("half")
     family = seed // APART * families + seed % APART % (EDGE_FAMILIES if edge else max(1, families))
-    few = np.random.default_rng([DTYPE_NAMES.index(kind), family]) if families else rng
+    few = np.random.default_rng([KINDS.index(kind), family]) if families else rng
     if edge:
         conv, density, empty = _edge(seed % len(edges()))
     else:
@@ -101,9 +101,7 @@ def case(kind: str, seed: int, families: int = 0) -> Case:
     weight, x, bias, residual = (_numbers(rng, shape, exact, conv) for shape in _shapes(conv))
     kept = rng.random(conv.weight_shape) < density
     if seed % 3 == 2:
-        kept = _in_tiles(
-            np.random.default_rng([len(DTYPE_NAMES), DTYPE_NAMES.index(kind), seed]), conv, density
-        )
+        kept = _in_tiles(np.random.default_rng([len(KINDS), KINDS.index(kind), seed]), conv, density)
     if empty:
         kept &= (rng.random(conv.k) < 0.5)[:, None, None, None]
     weight *= kept
