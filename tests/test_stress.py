@@ -16,8 +16,8 @@ import torch
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import aerogel
+from aerogel.capture import export
 from aerogel.capture.export import capture
-from aerogel.runtime import others
 from tests import counts
 from tests.fuzz import soak
 from tests.fuzz.stress import Branching
@@ -69,7 +69,7 @@ def test_while_a_further_program_is_captured_others_are_answered(monkeypatch: py
         )
         return capture(read, *args)
 
-    monkeypatch.setattr(others, "capture", meanwhile)
+    monkeypatch.setattr(export, "capture", meanwhile)
     fast(wide)
     monkeypatch.undo()
     assert answers

@@ -1,5 +1,7 @@
 """The arguments of compile(), looked at before anything is done: each mistake is a sentence."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any

@@ -4,6 +4,8 @@ read the model (capture, fuse) -> does the store know it? then its choices again
 (tune/choose.py) -> check the answer -> time the whole model against torch in all its forms -> Compiled
 """
 
+from __future__ import annotations
+
 import copy
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace

@@ -6,6 +6,8 @@ above. Looking and reading use the same open file: the way down is walked folder
 the one before, and no link is followed on it.
 """
 
+from __future__ import annotations
+
 import atexit
 import hashlib
 import logging

@@ -6,6 +6,8 @@ torch.inference_mode(). A graph that aerogel leaves to torch goes to inductor wh
 for it, else it stays eager. `options={"tune": "off"}` and the other keywords of compile() are passed on.
 """
 
+from __future__ import annotations
+
 import inspect
 import logging
 import shutil

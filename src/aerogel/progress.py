@@ -1,5 +1,7 @@
 """What is being done, while it is being done: one line on a terminal."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any

@@ -8,6 +8,8 @@ each block adds g(k) s + k 2^-24 of its own, with fp16's u = 2^-11, the k kept w
 of that block: halve the block and this part about halves.
 """
 
+from __future__ import annotations
+
 from dataclasses import replace
 
 import numpy as np

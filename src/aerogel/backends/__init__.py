@@ -23,6 +23,8 @@ and may say, where it is so,
     remarks(...)            what is to be said of a layer that the plan does not show
 """
 
+from __future__ import annotations
+
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager

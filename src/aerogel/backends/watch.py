@@ -6,6 +6,8 @@ than it was tuned to gain from, the next calls run without skipping; then skippi
 less often while it fails.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 
 from aerogel.ir import Choice, Config, Plan

@@ -5,6 +5,8 @@ something else looks into the same memory: then every such value changes with it
 told by the operators' own schemas.
 """
 
+from __future__ import annotations
+
 import operator
 import warnings
 from typing import Any

@@ -4,6 +4,8 @@ where the model allows, and what its Python asked about them is kept as guards.
 Nothing is decomposed: that costs seconds and hides the convolutions' neighbours.
 """
 
+from __future__ import annotations
+
 import inspect
 import math
 import operator

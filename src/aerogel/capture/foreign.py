@@ -1,5 +1,7 @@
 """Nodes that only onnxruntime can run: each a small ONNX model, kept as bytes among the graph's constants."""
 
+from __future__ import annotations
+
 import hashlib
 import os
 from collections.abc import Callable, Sequence

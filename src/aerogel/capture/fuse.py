@@ -4,6 +4,8 @@ becomes their epilogue.
 Everything is decided by use counts: a value is absorbed only where nothing else reads it.
 """
 
+from __future__ import annotations
+
 import math
 from dataclasses import replace
 from typing import Any

@@ -9,6 +9,8 @@ A cast stands where a value is wanted in the other type, once for all its reader
 their types, so that a caller notices nothing but the time and the rounding.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any

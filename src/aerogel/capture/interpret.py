@@ -4,6 +4,8 @@ A node calls a function of torch that writes to nothing, or computes with number
 at here, since graphs come from files too.
 """
 
+from __future__ import annotations
+
 import math
 import operator
 import os

@@ -1,6 +1,8 @@
 """What a node of a graph is, read from its arguments: a concrete convolution, a pooling, a change of element
 type."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 
 from aerogel.ir import Conv, Graph, Node, Pool, Ref, Shape

@@ -6,6 +6,8 @@ anybody's file: neither is let through. Sizes come from onnx's own rules; what d
 before it runs.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Iterator, Sequence
 from functools import lru_cache

@@ -4,6 +4,8 @@ Told from the graph, not from numbers: every value begins with the open batch si
 that keeps to its image, with dimensions that leave the first alone. What is not known to do so does not.
 """
 
+from __future__ import annotations
+
 import re
 from typing import Any
 

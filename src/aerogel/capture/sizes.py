@@ -157,9 +157,22 @@ def _blank(node: Node, values: Mapping[str, Any], constants: Mapping[str, torch.
         return Unknown() if found is None else found
     if node.conv is not None:
         return _convolved(node, values, constants)
+    if _keeps_sizes(node, values):
+        return torch.empty_like(values[node.inputs[0]])
     pooled = pooling_of(node)
     shape = None if pooled is None else pooled_shape(pooled, tuple(values[node.inputs[0]].shape), node)
     return _called(node, values) if shape is None else values[node.inputs[0]].new_empty(shape)
+
+
+def _keeps_sizes(node: Node, values: Mapping[str, Any]) -> bool:
+    """Whether this is a batch norm of f32 that fits its map. torch's own word on it would import the whole of
+    dynamo, seconds of a process's life."""
+    if node.op != "aten.batch_norm.default" or len(node.args) != 9 or node.args[5] is not False:
+        return False
+    x, *others = (interpret.argument(a, values) for a in node.args[:5])
+    if node.kwargs or not isinstance(x, torch.Tensor) or x.dim() < 2 or x.dtype != torch.float32:
+        return False
+    return all(isinstance(t, torch.Tensor) and t.shape == x.shape[1:2] and t.dtype == x.dtype for t in others)
 
 
 def _convolved(node: Node, values: Mapping[str, Any], constants: Mapping[str, torch.Tensor]) -> torch.Tensor:

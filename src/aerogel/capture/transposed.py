@@ -6,6 +6,8 @@ filter for each of the r * r taps, whose maps torch's pixel_shuffle lays out sid
 layer like any other.
 """
 
+from __future__ import annotations
+
 from typing import Any
 
 import torch

@@ -1,5 +1,7 @@
 """`aerogel bench`: a model as compiled beside torch and other runtimes, interleaved in one run."""
 
+from __future__ import annotations
+
 import copy
 from collections.abc import Callable
 from typing import Any

@@ -1,5 +1,7 @@
 """`aerogel doctor`: what was found, in sentences, and what to do where something is wrong."""
 
+from __future__ import annotations
+
 import os
 import platform
 import sys

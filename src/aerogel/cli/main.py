@@ -1,5 +1,7 @@
 """`aerogel`: the command line's verbs. Exit codes: 0 done, 1 failed, 2 wrong usage, 3 --require missed."""
 
+from __future__ import annotations
+
 import json
 from pathlib import Path
 from typing import Annotated, Any

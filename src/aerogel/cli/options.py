@@ -1,5 +1,7 @@
 """What the verbs of the command line share: their options, and what each option takes."""
 
+from __future__ import annotations
+
 import math
 import os
 from pathlib import Path

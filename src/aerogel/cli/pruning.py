@@ -1,5 +1,7 @@
 """The verbs before a model is pruned, and for pruning it: `advise`, `prune`."""
 
+from __future__ import annotations
+
 import json
 from importlib.util import find_spec
 from pathlib import Path

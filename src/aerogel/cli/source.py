@@ -1,6 +1,8 @@
 """What a model is on the command line: a file, or a function that builds a module; and an example call for
 it."""
 
+from __future__ import annotations
+
 import importlib
 import os
 import sys

@@ -1,6 +1,8 @@
 """What surrounds a process and may work against it: limits on cores, folders that others can write, a folder
 called triton."""
 
+from __future__ import annotations
+
 import os
 import stat
 from collections.abc import Iterator, Sequence

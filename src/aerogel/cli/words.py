@@ -5,6 +5,8 @@ The library's sentences are Python's, in errors, notes, refusals and files that 
 fails where one is left.
 """
 
+from __future__ import annotations
+
 import re
 import sys
 import warnings

@@ -1,5 +1,7 @@
 """Dense blocks in unstructured weights: clusters of filters that share positions (Rumi et al., PACT'20)."""
 
+from __future__ import annotations
+
 import numpy as np
 
 from aerogel.formats import tiled

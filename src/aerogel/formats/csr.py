@@ -1,6 +1,8 @@
 """Filters in CSR, lane by lane: what GPU methods store. `filter` names each lane's filter, -1 where there is
 none, `start` where its nonzeros begin, then positions (c, r, s) flattened and values."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 
 import numpy as np

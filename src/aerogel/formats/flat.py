@@ -11,6 +11,8 @@ When a kernel is built a position becomes the offset of its window, which is the
 and output planes have one pitch (codegen/cpu/rows.py).
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from itertools import pairwise
 

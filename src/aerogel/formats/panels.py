@@ -11,6 +11,8 @@ Every filter is a member of one panel, if only of one without positions. Panels 
 first: they take longest.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Iterator, Mapping
 from importlib.util import find_spec
 

@@ -13,6 +13,8 @@ with nobody (-1):
 and the nonzeros outside the tiles are rows (formats/flat.py).
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise, product
 

@@ -11,6 +11,8 @@ call.
 An expression is data: it travels in files as lists, and reading one checks every part of it.
 """
 
+from __future__ import annotations
+
 import math
 import operator
 from collections.abc import Callable, Iterator, Mapping

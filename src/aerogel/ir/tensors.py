@@ -1,5 +1,7 @@
 """The nouns in torch's words: element types, arrays as tensors, and a Conv as torch's own calls."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from typing import Any
 

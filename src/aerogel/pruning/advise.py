@@ -5,6 +5,8 @@ library, in the same rounds; then the whole model, with each layer on what was f
 Everything shown is measured, on these shapes, here; only a recipe's time is predicted, from the layers' own.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice, pairwise, product

@@ -11,6 +11,8 @@ A layer's scores are a matrix of filters x positions (c, r, s). `shares` says ho
 layers together ("global": the least important anywhere), or one for each layer.
 """
 
+from __future__ import annotations
+
 import math
 import re
 from collections.abc import Callable, Mapping

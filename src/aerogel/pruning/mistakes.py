@@ -1,6 +1,8 @@
 """What people hand to prune() and its kin by mistake, and the sentence each gets: what it is, and what to
 do."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Collection, Iterable, Mapping
 from difflib import get_close_matches

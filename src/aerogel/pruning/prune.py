@@ -1,6 +1,8 @@
 """prune(), finalize(): masks held by torch's own parametrization, so that any training loop, optimizer and
 checkpoint works."""
 
+from __future__ import annotations
+
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 

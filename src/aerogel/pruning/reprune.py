@@ -7,6 +7,8 @@ share of the layer's weight (L1) lost, until a layer has lost `max_weight_loss`,
 of what `evaluate` says. A layer that is then no faster gets its weights back.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace

@@ -1,5 +1,7 @@
 """Schedule: sparsity that grows while a model trains."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Mapping
 from typing import Any
 

@@ -1,5 +1,7 @@
 """explain(): layer by layer what was chosen, how fast it is, and why not the others."""
 
+from __future__ import annotations
+
 import html
 from dataclasses import dataclass
 from difflib import get_close_matches

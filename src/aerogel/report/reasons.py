@@ -1,6 +1,8 @@
 """Why no layer of a model is on a sparse kernel: the reason that most of its layers share, and only where it
 is true, sparsity."""
 
+from __future__ import annotations
+
 from collections import Counter
 from collections.abc import Iterator
 

@@ -1,5 +1,7 @@
 """The model as torch runs it: the baseline of every comparison, and what is fed to its parts."""
 
+from __future__ import annotations
+
 import copy
 from collections.abc import Callable, Mapping
 from typing import Any

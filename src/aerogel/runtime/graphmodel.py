@@ -1,6 +1,8 @@
 """`GraphModel`: a model that is only its graph, as read from a file: torch runs it, under the names its state
 had."""
 
+from __future__ import annotations
+
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import replace

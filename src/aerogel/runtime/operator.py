@@ -4,6 +4,8 @@ Tracing stops at it: the module's sizes are computed on fake tensors by the same
 named by a number that lives as long as the process; an exported program that holds one is for this process.
 """
 
+from __future__ import annotations
+
 import itertools
 import weakref
 from typing import Any

@@ -14,7 +14,6 @@ import torch
 from torch.utils import _pytree as pytree
 
 from aerogel.backends.cpu import threads
-from aerogel.capture.export import capture
 from aerogel.capture.fuse import fuse
 from aerogel.capture.half import Half
 from aerogel.capture.network import Network
@@ -99,6 +98,8 @@ def not_taken(why: str, error: Exception) -> ShapeError:
 
 def again(first: Compiled, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Network, Plan]:
     """The model captured with this call, under the choices of `first` where it has the same layers."""
+    from aerogel.capture.export import capture  # costs a second that a loaded model may never need
+
     assert first.network is not None
     model, ((args, kwargs),) = first.backend.host(shell(first.original), [(args, kwargs)])
     captured = capture(model, args, kwargs)

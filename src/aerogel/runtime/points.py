@@ -1,6 +1,8 @@
 """`Several`: one model tuned at several sizes. A call goes to the point of its own sizes, else to the
 nearest."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -5,6 +5,8 @@ What a model answers may depend on more than its arguments: buffers and attribut
 training mode, random numbers. compile() finds that out here, by running the copy.
 """
 
+from __future__ import annotations
+
 import copy
 import weakref
 from collections import deque

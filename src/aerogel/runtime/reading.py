@@ -1,9 +1,10 @@
 """From a model and an example call to a Network, and what is to be said of it."""
 
+from __future__ import annotations
+
 from typing import Any
 
 from aerogel.capture.captured import Captured
-from aerogel.capture.export import capture
 from aerogel.capture.fuse import fuse, random
 from aerogel.capture.network import Network
 from aerogel.errors import AerogelError, UnsupportedModel
@@ -18,8 +19,11 @@ def read(
 ) -> tuple[Network, tuple[str, ...]]:
     """Capture and fuse. Raises UnsupportedModel where the model does not export."""
     advance("reading the model")
-    captured = model.now() if isinstance(model, GraphModel) else capture(model, *call, dynamic_shapes)
-    return fused(captured)
+    if isinstance(model, GraphModel):
+        return fused(model.now())
+    from aerogel.capture.export import capture  # costs a second that a loaded model never needs
+
+    return fused(capture(model, *call, dynamic_shapes))
 
 
 def fused(captured: Captured) -> tuple[Network, tuple[str, ...]]:

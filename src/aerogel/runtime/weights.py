@@ -1,6 +1,8 @@
 """Weights that a module computes from others (masks of ours, torch's parametrizations and pruning), as they
 are now."""
 
+from __future__ import annotations
+
 import copy
 import sys
 from typing import Any

@@ -12,6 +12,8 @@ A file is never code. Whatever it says about sizes is compared with the bytes th
 is allocated, so that it cannot ask for more than 32 bytes of memory a byte.
 """
 
+from __future__ import annotations
+
 import hashlib
 import json
 import math

@@ -5,6 +5,8 @@ measured. Loading folds and packs again as compiling did, so that the answers ar
 kind of CPU it chooses by rule, or measures anew.
 """
 
+from __future__ import annotations
+
 import json
 from pathlib import Path
 from typing import Any

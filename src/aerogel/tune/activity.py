@@ -1,5 +1,7 @@
 """What of a layer's input is zero on real inputs, which only they can tell: `compile(calibration=...)`."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 
 import numpy as np

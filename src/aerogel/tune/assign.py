@@ -4,6 +4,8 @@ A layer alone misleads: it may win by less than the copies around it cost. So th
 the assignment with the least total over the graph is taken.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 

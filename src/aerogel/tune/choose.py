@@ -5,6 +5,8 @@ layers of which none is left -> assign layers to kernels with the copies between
 running network decide between the best two
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any

@@ -5,6 +5,8 @@ that is what people accept who run half precision today, and needs no number of 
 bf16 need only stay finite.) A layer none of whose dense forms is accurate stays f32.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 

@@ -1,6 +1,8 @@
 """Timing, and nothing else: interleaved rounds, so that whatever slows the machine slows every candidate
 alike."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 
 from aerogel.backends import Trial, host_clock

@@ -4,6 +4,8 @@ Each layer's candidates are timed beside dense in the same rounds; `assign` then
 the best two of each layer are timed again in the running network, and the whole model has the last word.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice

@@ -8,6 +8,8 @@ world has another folder, and a record whose key is not the one asked for is a m
 its configurations must be among those a method offers. A torn, poisoned or foreign file costs at most time.
 """
 
+from __future__ import annotations
+
 import hashlib
 import json
 import logging

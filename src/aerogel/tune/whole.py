@@ -1,5 +1,7 @@
 """The whole model has the last word: its answers beside torch's, then its time beside torch's forms."""
 
+from __future__ import annotations
+
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any

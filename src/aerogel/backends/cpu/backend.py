@@ -1,5 +1,7 @@
 """The CPU of this machine, as the tuner knows it."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial

@@ -1,5 +1,7 @@
 """Copies between torch's tensors and ours, as calls that can be timed: an assignment counts them."""
 
+from __future__ import annotations
+
 from collections.abc import Collection
 
 from aerogel.backends import Crossings, Trial

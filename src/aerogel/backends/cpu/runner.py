@@ -1,6 +1,8 @@
 """A network on this machine: a program for each set of input shapes, and workspaces that calls take and give
 back."""
 
+from __future__ import annotations
+
 import warnings
 from collections import OrderedDict
 from collections.abc import Collection, Mapping

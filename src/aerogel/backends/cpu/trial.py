@@ -1,5 +1,7 @@
 """One configuration of one layer as a call that can be timed."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from itertools import cycle
 from math import prod

@@ -4,6 +4,8 @@ A call takes a workspace and gives it back, so two calls never share one. Output
 nothing.
 """
 
+from __future__ import annotations
+
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

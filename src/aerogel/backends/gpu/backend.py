@@ -1,6 +1,8 @@
 """A GPU, as the tuner knows it: layers timed on the device beside torch's, from and to maps in the network's
 own layout."""
 
+from __future__ import annotations
+
 import copy
 from collections.abc import Sequence
 from typing import Any

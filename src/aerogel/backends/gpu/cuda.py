@@ -6,6 +6,8 @@ in this file alone (loading, packing of arguments, streams, events, graphs) is c
 goes without a device.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

@@ -13,6 +13,8 @@ A device is
     here(tensor)                       a tensor where torch can use it beside our results
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 

@@ -1,5 +1,7 @@
 """Launches of Triton kernels on torch's tensors. Needs Triton (`pip install aerogel[triton]`)."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping
 from typing import Any
 

@@ -1,6 +1,8 @@
 """One convolution on a device under one configuration of ours: a function of tensors, whatever their
 layout."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import numpy as np

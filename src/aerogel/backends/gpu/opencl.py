@@ -4,6 +4,8 @@ the tests.
 Needs pyopencl (`pip install aerogel[opencl]`) and a driver.
 """
 
+from __future__ import annotations
+
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence

@@ -1,5 +1,7 @@
 """A network on a device: its convolutions as the plan says, everything else by torch beside them."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial

@@ -1,6 +1,8 @@
 """One configuration of one layer on a device as a call that can be timed, from and to maps in the network's
 own layout."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from dataclasses import replace
 

@@ -1,6 +1,8 @@
 """What an ONNX file says, read with suspicion: weights from the model's own folder only, sizes compared with
 the bytes there."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path

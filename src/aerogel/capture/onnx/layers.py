@@ -1,5 +1,7 @@
 """ONNX's layers in torch's: convolutions, normalisation, products of matrices."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import numpy as np

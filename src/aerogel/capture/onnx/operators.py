@@ -1,6 +1,8 @@
 """ONNX's operators in torch's: one function each, found by name. What is not here runs in onnxruntime, or is
 named in the error."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from typing import Any
 

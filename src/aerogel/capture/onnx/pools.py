@@ -5,6 +5,8 @@ Where both sides are padded alike torch's own pools are used. Else the image is 
 windows cover, and a mean is divided by that of a mask of what counts.
 """
 
+from __future__ import annotations
+
 import math
 from dataclasses import dataclass
 from typing import Any

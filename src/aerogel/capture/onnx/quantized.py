@@ -6,6 +6,8 @@ for a ReLU), and not their rounding: the answer is nearer to the network before 
 give it. Integer products (ConvInteger) are whole numbers in f32, exact up to 2^24.
 """
 
+from __future__ import annotations
+
 from typing import Any
 
 import numpy as np

@@ -1,6 +1,8 @@
 """An ONNX file -> Graph. Constants are folded, open sizes stay open, what no operator of torch covers runs in
 onnxruntime."""
 
+from __future__ import annotations
+
 import functools
 import math
 import operator

@@ -6,6 +6,8 @@ between its versions); enlargements by whole numbers, which torch computes alike
 cubic take torch's kernels with the scale that ONNX computes with: the given one, or that of the sizes.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,6 +1,8 @@
 """ONNX's operators on shapes: moving, cutting, joining, enlarging. Many of them run on sizes while the file
 is read."""
 
+from __future__ import annotations
+
 import math
 from typing import Any
 

@@ -11,6 +11,8 @@ Each node is run at once on tensors without memory, in two sizes of the open dim
 fixed.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace

@@ -18,6 +18,8 @@ instructions, and run it with the seven tile instructions replaced by plain loop
 (`emulated`).
 """
 
+from __future__ import annotations
+
 import numpy as np
 from llvmlite import ir
 

@@ -11,6 +11,8 @@ Both are other kernels' code, called with their arguments copied and a few slots
 what they compute.
 """
 
+from __future__ import annotations
+
 from llvmlite import ir
 
 from aerogel.codegen.cpu import abi, pool

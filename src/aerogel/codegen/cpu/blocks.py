@@ -16,6 +16,8 @@ longer bound it, FMAs do. The stage lies in L1 and is aligned whatever the taps;
 which they are read.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 
 from llvmlite import ir

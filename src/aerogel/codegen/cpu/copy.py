@@ -15,6 +15,8 @@ columns are neighbours; the rest is data. Source and target may differ in type, 
 the other: a value that changes precision is moved anyway.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 
 from llvmlite import ir

@@ -10,6 +10,8 @@ multiplied.
 Bound by the memory the weights come from, as torch's is; being ours it needs no call out of the segment.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 
 from llvmlite import ir

@@ -5,6 +5,8 @@ NaN goes through every one of them, as it does in torch. SiLU uses an exponentia
 LLVM's would be a call into libm on most ISAs, and its bits would differ between machines.
 """
 
+from __future__ import annotations
+
 from llvmlite import ir
 
 from aerogel.codegen.cpu.emit import F32, I32, Emit, Value, constant

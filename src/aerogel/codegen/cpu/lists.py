@@ -17,6 +17,8 @@ all lists of a block. `-0` is a zero; a NaN is not. Active windows are counted: 
 is not what the layer was tuned for.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from functools import partial, reduce
 

@@ -12,6 +12,8 @@ The cache (disk.compiled) belongs to the user alone (0700). An entry is the dige
 object: a torn, poisoned or foreign entry is a miss, and a folder that cannot be written costs only time.
 """
 
+from __future__ import annotations
+
 import hashlib
 import re
 import weakref

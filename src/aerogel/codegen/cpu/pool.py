@@ -13,6 +13,8 @@ row's is read: what was only just stored would be waited for. NaN wins over ever
 Lines are f32 whatever the maps are.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 
 from llvmlite import ir

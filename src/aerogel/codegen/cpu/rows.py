@@ -25,6 +25,8 @@ The code knows the number of registers, the runs, the epilogue, the element type
 is data: the names in `ARGUMENTS` are 64-bit slots of one array, so all sizes and shapes share the code.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from functools import partial
 from typing import Any

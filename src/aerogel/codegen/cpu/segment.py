@@ -7,6 +7,8 @@ A step is (entry, arguments). The context is `CONTEXT`: 64-bit slots. The pool's
 addresses, so the object has no undefined symbol and can be cached.
 """
 
+from __future__ import annotations
+
 from llvmlite import ir
 
 from aerogel.codegen.cpu.emit import I32, I64, PTR, VOID, Emit, Value

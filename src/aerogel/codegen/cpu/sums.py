@@ -5,6 +5,8 @@ memory operand for each nonzero and vector, are added to the bias or to what the
 scratch or, after the epilogue, in y.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 

@@ -15,6 +15,8 @@ neighbouring output pixels. So x keeps its plain planes whatever the stride, and
 different pitches. An offset counts vectors of the tile and fits two bytes.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from functools import partial
 

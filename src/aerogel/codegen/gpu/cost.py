@@ -20,6 +20,8 @@ the same rules with the best of a few tile sizes and instructions for nothing bu
 it.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass, replace
 from itertools import product
 

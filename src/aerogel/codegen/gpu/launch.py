@@ -1,6 +1,8 @@
 """`Code` and `Launch`: a kernel's source with its sizes as macros, and one launch of it. Whoever launches
 brings the buffers."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files

@@ -1,6 +1,8 @@
 """CUDA C++ -> machine code for one architecture by NVRTC, through cuda-core. Needs no GPU; kept on disk by
 digest."""
 
+from __future__ import annotations
+
 import hashlib
 import io
 import re

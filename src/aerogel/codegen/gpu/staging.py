@@ -5,6 +5,8 @@ A point is a configuration's options: `channels` of a stage, `wide` of them copi
 `warps_q` of a block.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 
 from aerogel.codegen.gpu.launch import element

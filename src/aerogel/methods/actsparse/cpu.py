@@ -1,5 +1,7 @@
 """`actsparse` on CPUs."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from itertools import pairwise, product
 

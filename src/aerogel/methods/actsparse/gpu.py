@@ -16,6 +16,8 @@ few values are zero, half precision and tiles that do not fit. A zero of x hides
 no number.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 
 import numpy as np

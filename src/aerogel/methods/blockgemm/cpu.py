@@ -1,5 +1,7 @@
 """`blockgemm` on CPUs."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from functools import partial
 

@@ -9,6 +9,8 @@ On random weights nothing is found. Refuses filters that are not alike, f32 wher
 sums in f16, and devices that are not CUDA's.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from functools import partial
 

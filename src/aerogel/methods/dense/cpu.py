@@ -1,5 +1,7 @@
 """`dense` on CPUs."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator
 
 import torch

@@ -1,6 +1,8 @@
 """`dense` on GPUs: torch's own convolution, cuDNN on CUDA; both layouts, its epilogue as torch's calls. The
 baseline."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 
 from aerogel.ir import Config, Conv, Gpu, Pool, Stats

@@ -15,6 +15,8 @@ Wins on small layers and at high sparsity; x comes through the read-only cache, 
 nonzeros. Refuses bf16 and images too large for 32-bit offsets.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 
 import numpy as np

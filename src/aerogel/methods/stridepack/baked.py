@@ -7,6 +7,8 @@ its own, so code grows with nonzeros: for small, hot layers. A prototype of this
 small layer in a cycle simulator (25,424 cycles; direct 30,584).
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable
 
 import numpy as np

@@ -1,5 +1,7 @@
 """`stridepack` on CPUs."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from itertools import pairwise
 

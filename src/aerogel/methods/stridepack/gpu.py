@@ -19,6 +19,8 @@ tile, many images. Of f16 two pixels go into a word, half of a block's rows apar
 on both (codegen/gpu/element.h). Refuses bf16 and tiles that do not fit.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 
 import numpy as np

@@ -14,6 +14,8 @@ bank of shared memory wait for each other (wavefronts), lanes that read the same
   %.
 """
 
+from __future__ import annotations
+
 import numpy as np
 from numpy.typing import NDArray
 

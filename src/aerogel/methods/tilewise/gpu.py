@@ -10,6 +10,8 @@ Wins where tensor cores do: many filters, many pixels. Refuses weights whose fil
 where torch may not round to tf32, sums in f16, and devices that are not CUDA's.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from functools import partial
 

@@ -1,5 +1,7 @@
 """Where temporary buffers live: one block of memory, parts of it reused once nothing reads them any more."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import dataclass
 

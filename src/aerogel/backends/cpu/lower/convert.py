@@ -1,5 +1,7 @@
 """From one Layout to another: the copy kernels that stand on the edges of a plan."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import dataclass
 

@@ -1,6 +1,8 @@
 """A dense Linear over features of ours: torch's would be as fast, but a call out of the segment, and back,
 costs more than it."""
 
+from __future__ import annotations
+
 import numpy as np
 
 from aerogel.codegen.cpu import dot, llvm

@@ -1,6 +1,8 @@
 """A convolution with the pooling after it in one kernel (codegen/cpu/bands.py): what can be joined, in bands
 of how many rows."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import replace
 

@@ -1,5 +1,7 @@
 """Pooling nodes on our planes: what is taken, and the kernel for one shape."""
 
+from __future__ import annotations
+
 import numpy as np
 
 from aerogel.codegen.cpu import llvm, pool

@@ -6,6 +6,8 @@ phases, or several of these. A copy stands where a value is needed in a form it 
 precision is such a copy, and never a step of its own.
 """
 
+from __future__ import annotations
+
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 

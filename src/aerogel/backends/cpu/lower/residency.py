@@ -1,6 +1,8 @@
 """What stays in the arena between convolutions of ours: nodes that only move, cut, pool or enlarge maps, and
 a dense head."""
 
+from __future__ import annotations
+
 from collections.abc import Collection
 
 from aerogel.backends.cpu.lower import features

@@ -5,6 +5,8 @@ result will be concatenated writes where it belongs in the whole, and a slice is
 costs a copy.
 """
 
+from __future__ import annotations
+
 from collections.abc import Collection, Mapping
 
 from aerogel.capture.nodes import Shapes
