@@ -111,6 +111,13 @@ def _named(texts: Texts, _: Any) -> None:
         choice["config"] = "direct.cpu/" + choice["config"].partition("/")[2]
 
 
+def _wide(texts: Texts, arrays: Any) -> None:
+    y = texts["graph"]["nodes"][-1]["name"]
+    _with(_node("bad", "aten.max_pool2d.default", {"ref": y}, [2, 1 << 62], [1, 1], [0, 1 << 61]))(
+        texts, arrays
+    )
+
+
 def _loop() -> Any:
     info = helper.make_tensor_value_info
     body = helper.make_graph(
@@ -165,6 +172,9 @@ ATTACKS: dict[str, Callable[[Texts, Any], None]] = {
         _node("bad", "getitem", {"ref": "two"}, -1),
     ),
     "14 a module for a method": _named,
+    "15 a window of no pixels": _with(_node("bad", "aten.max_pool2d.default", {"ref": "x"}, [0, 0], [1, 1])),
+    "15b steps of no pixels": _with(_node("bad", "aten.max_pool2d.default", {"ref": "x"}, [2, 2], [0, 0])),
+    "15c a window larger than numbers": _wide,
     "another device": _with(_node("bad", "aten.zeros.default", [4], device={"device": "cuda"})),
     "a text as a type": _with(_node("bad", "aten.zeros.default", [4], dtype={"dtype": "load"})),
 }  # fmt: skip

@@ -398,3 +398,23 @@ def test_an_answer_that_differs_is_torchs(monkeypatch: pytest.MonkeyPatch) -> No
         assert str(fast.how) == "contiguous"
         assert f"answers differed from torch's {words}" in str(aerogel.explain(fast))
         right(fast, model, x)
+
+
+@pytest.mark.parametrize("far", [2**14, 2**30])
+def test_pooling_with_large_numbers(far: int) -> None:
+    """Our kernel keeps a padded line: it must not be as long as a step."""
+    for pool in (nn.MaxPool2d(2, far), nn.MaxPool2d(1, 1, dilation=far), nn.AvgPool2d(3, far)):
+        model = sparse(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), pool, nn.Conv2d(8, 8, 1)), 0.8)
+        x = torch.randn(2, 3, 12, 12)
+        fast = aerogel.compile(model, x, tune="off")
+        right(fast, model, x)
+        assert fast.workspace_bytes() < 1 << 24
+
+
+def test_copies_of_a_model_that_answers_with_names() -> None:
+    """torch has no text for the structure of `Tensor.max(1)`'s answer."""
+    model, x = model_of(lambda m, x: m.first(x).relu().max(1)), torch.randn(2, 3, 12, 12)
+    fast = aerogel.compile(model, x, tune="off")
+    again = copy.deepcopy(fast)
+    assert torch.equal(again(x).indices, fast(x).indices)
+    assert type(again(x)) is type(model(x))

@@ -123,8 +123,9 @@ class Captured:
         return args, kwargs
 
     def __reduce__(self) -> Any:
-        """Structures travel as text: copying torch's own objects warns."""
-        specs = pytree.treespec_dumps(self.in_spec), pytree.treespec_dumps(self.out_spec)
+        """Structures travel as a call and an answer that have them: torch warns where its own objects are
+        copied, and has no text for some (`torch.return_types`, classes that users register)."""
+        specs = _like(self.in_spec), _like(self.out_spec)
         rest = (
             self.shapes,
             self.sizes,
@@ -138,8 +139,12 @@ class Captured:
         return _captured, (self.graph, self.constants, *specs, *rest)
 
 
-def _captured(graph: Graph, constants: Any, in_spec: str, out_spec: str, *rest: Any) -> Captured:
-    return Captured(graph, constants, pytree.treespec_loads(in_spec), pytree.treespec_loads(out_spec), *rest)
+def _like(spec: pytree.TreeSpec) -> Any:
+    return pytree.tree_unflatten(range(spec.num_leaves), spec)
+
+
+def _captured(graph: Graph, constants: Any, inputs: Any, outputs: Any, *rest: Any) -> Captured:
+    return Captured(graph, constants, pytree.tree_structure(inputs), pytree.tree_structure(outputs), *rest)
 
 
 def _short(value: Any) -> str:

@@ -51,11 +51,14 @@ _ARGUMENTS = {
     "average": ("window", "stride", "pad", "ceil", "padding_counts", "divisor"),
 }
 
+LARGEST = 2**15
+"""Windows, strides, paddings and dilations from here on are torch's: our kernel keeps a padded line."""
+
 
 def pooling_of(node: Node) -> Pool | None:
     """The node's numbers, or None where it is no pooling of ours.
 
-    Sizes rounded up, and averages over real pixels only, are torch's.
+    Sizes rounded up, averages over real pixels only, and numbers from LARGEST on are torch's.
     """
     if node.op == "aten.mean.dim":
         keeps = node.args[2] if len(node.args) > 2 else False
@@ -73,16 +76,13 @@ def pooling_of(node: Node) -> Pool | None:
     dilation, ceil = given.get("dilation", (1, 1)), given.get("ceil", False)
     if not given.get("padding_counts", True) or given.get("divisor") is not None:
         return None
-    pairs = [_pair(v) for v in (window, stride, pad, dilation)]
-    if ceil or any(p is None for p in pairs):
-        return None
-    w, s, p, d = (p or (0, 0) for p in pairs)
-    return Pool(kind, w, s, p, d)
+    w, s, p, d = _pair(window), _pair(stride), _pair(pad, least=0), _pair(dilation)
+    return Pool(kind, w, s, p, d) if w and s and p and d and not ceil else None
 
 
-def _pair(value: object) -> tuple[int, int] | None:
+def _pair(value: object, least: int = 1) -> tuple[int, int] | None:
     values = value if isinstance(value, tuple) else (value,)
-    if not values or not all(isinstance(v, int) for v in values):
+    if not values or not all(isinstance(v, int) and least <= v < LARGEST for v in values):
         return None
     return int(values[0]), int(values[-1])
 
