@@ -418,3 +418,20 @@ def test_copies_of_a_model_that_answers_with_names() -> None:
     again = copy.deepcopy(fast)
     assert torch.equal(again(x).indices, fast(x).indices)
     assert type(again(x)) is type(model(x))
+
+
+def test_a_graph_that_takes_nothing_is_captured_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its second program takes nothing either, and does not look for programs of its own."""
+    model, x = model_of(lambda m, x: m.second(m.first(x))), torch.randn(2, 3, 12, 12)
+    fast = aerogel.compile(model, x, tune="off")
+
+    def refuses(*_: Any) -> Any:
+        raise aerogel.ShapeError("no")
+
+    captures, again = [], others.again
+    monkeypatch.setattr(others, "again", lambda *a: (captures.append(a), again(*a))[1])
+    monkeypatch.setattr(CpuRunner, "__call__", refuses)
+    with pytest.warns(UserWarning, match="torch runs calls like this one"):
+        right(fast, model, x)
+    right(fast, model, x)
+    assert len(captures) == 1

@@ -81,6 +81,16 @@ class Compiled(torch.nn.Module):
                 made = self._runner = self._runner or made
         return made
 
+    def runs(self, inputs: list[Any]) -> bool:
+        """Whether the graph itself takes these inputs: sizes that torch wrote into it as numbers may not fit
+        them."""
+        try:
+            with torch.no_grad():
+                self.ready()(inputs)
+        except ShapeError:
+            return False
+        return True
+
     @property
     def original(self) -> torch.nn.Module:
         """A copy of the model this came from, as it was then: what torch runs. No submodule: weights are not

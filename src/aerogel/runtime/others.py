@@ -76,7 +76,10 @@ class Others:
             self._warn(f"calls of more than {MOST_PROGRAMS} kinds ({why})")
             return
         try:
-            made = self._make(first.original, *again(first, args, kwargs), GRAPH, backend=first.backend)
+            network, plan = again(first, args, kwargs)
+            made = self._make(first.original, network, plan, GRAPH, backend=first.backend)
+            if not made.runs(network.captured.flat(args, kwargs)):  # calling it would look for others in turn
+                raise UnsupportedModel("the graph does not take them")
             if not alike(wanted, made(*args, **kwargs)):
                 raise UnsupportedModel("the answer differs from torch's")
             self._made.append(made)

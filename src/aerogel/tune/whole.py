@@ -6,9 +6,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
-import torch
-
-from aerogel.errors import AerogelError, InvalidFile, ShapeError
+from aerogel.errors import AerogelError, InvalidFile
 from aerogel.ir import EAGER, GRAPH, Timing
 from aerogel.runtime.eager import Call, alike, answer, bodies, nearby, runner
 from aerogel.runtime.graphmodel import GraphModel
@@ -42,7 +40,9 @@ def looked(model: Any, ours: Compiled, call: Call, asked: Asked) -> Compiled:
         captured = ours.network.captured
         if captured.misfit(captured.flat(*other), asked.backend.device) is not None:
             continue
-        if number > 0 and not _runs(ours, captured.flat(*other)):
+        if not ours.runs(captured.flat(*other)):
+            if number == 0:
+                return differs(model, ours, "on the example")
             notes = (
                 *ours.notes,
                 "the graph holds for the example's sizes; others become programs of their own",
@@ -53,17 +53,6 @@ def looked(model: Any, ours: Compiled, call: Call, asked: Asked) -> Compiled:
             return differs(model, ours, "on the example" if number == 0 else "at other sizes")
     ours.forget()
     return ours
-
-
-def _runs(ours: Compiled, inputs: list[Any]) -> bool:
-    """Whether the graph itself takes these inputs: sizes that torch wrote into it as numbers may not fit
-    them."""
-    try:
-        with torch.no_grad():
-            ours.ready()(inputs)
-    except ShapeError:
-        return False
-    return True
 
 
 def differs(model: Any, ours: Compiled, where: str) -> Compiled:
