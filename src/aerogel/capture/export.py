@@ -15,13 +15,13 @@ from typing import Any, cast
 
 import torch
 from torch.fx.experimental import _config
-from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._sympy.symbol import SymT, symbol_is_type
 
 from aerogel.capture import interpret
 from aerogel.capture.alias import functional, functional_form, shared, writes
 from aerogel.capture.captured import SAME_NAME, Captured
+from aerogel.capture.tracing import Failures, short_lists
 from aerogel.errors import UnsupportedModel
 from aerogel.ir import Argument, Graph, Node, Ref, Special
 from aerogel.ir.guards import Expression, from_sympy, names_in
@@ -87,7 +87,7 @@ def _exported(
         ]
         dynamic_shapes = _by_name(model, *marked)
     oblivious, failures = cast(Any, _config).patch(backed_size_oblivious=one), Failures()
-    with torch.no_grad(), warnings.catch_warnings(), oblivious, failures:
+    with torch.no_grad(), warnings.catch_warnings(), oblivious, short_lists(), failures:
         warnings.simplefilter("ignore")
         program = torch.export.export(model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
     return program, failures.seen
@@ -107,22 +107,6 @@ def _forget(program: torch.export.ExportedProgram | None) -> None:
     }.values():
         environment.tracked_fakes = None
         getattr(environment, "fake_tensor_cache", {}).clear()
-
-
-class Failures(TorchFunctionMode):
-    """Whether a call of torch's failed that the model went on from (`try: x.view(2, -1)`): no guard tells
-    when it would not."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen = False
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        try:
-            return func(*args, **(kwargs or {}))
-        except Exception:
-            self.seen = True
-            raise
 
 
 def guards_of(program: torch.export.ExportedProgram, fixed: bool = False) -> tuple[Expression, ...]:
