@@ -130,3 +130,35 @@ def test_disk_that_takes_nothing(small: Any, tmp_path: Path) -> None:
         aerogel.save(fast, tmp_path / "file" / "m.aero")
     with pytest.raises(InvalidFile, match="cannot be read"):
         aerogel.load(tmp_path / "none.aero")
+
+
+class Cast(nn.Module):
+    """A sum of two element types: the residual's is not the convolution's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.conv(x)
+        return y + y.double()  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("made", [Small, Cast])
+def test_a_file_of_the_version_before(made: type[nn.Module], tmp_path: Path) -> None:
+    """It holds no element types; they are told."""
+    model, x = sparse(made(), 0.8), torch.randn(2, 3, 32, 32)
+    aerogel.save(aerogel.compile(model, x, tune="off"), tmp_path / "new.aero")
+    texts, arrays = container.from_bytes((tmp_path / "new.aero").read_bytes())
+    raw = json.loads(texts["model"])
+    del raw["types"]
+    texts |= {"model": json.dumps(raw | {"format": "aerogel-model-2"})}
+    (tmp_path / "old.aero").write_bytes(container.to_bytes(texts, arrays))
+    new, old = aerogel.load(tmp_path / "new.aero"), aerogel.load(tmp_path / "old.aero")
+    assert torch.equal(new(x), old(x))
+    assert new.captured is not None
+    assert old.captured is not None
+    nodes = {node.name for node in new.captured.graph.nodes}
+    assert {n: t for n, t in old.captured.types.items() if n in nodes} == {
+        n: t for n, t in new.captured.types.items() if n in nodes
+    }

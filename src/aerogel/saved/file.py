@@ -230,14 +230,33 @@ def _captured(model: Any, raw: Any, graph: Graph, tensors: dict[str, torch.Tenso
     open_sizes = frozenset(n for s in sizes for n in s if isinstance(n, str))
     asked = tuple(guards.from_json(raw, open_sizes) for raw in model.get("guards", []))
     types = model.get("types")
-    if types is None:  # a file of the version before: told by running it without memory
-        found = understood(graph, constants, flat) or {}
-        known = {name: value.dtype for name, value in found.items()}
+    if types is None:
+        known = _told(graph, constants, flat)
     else:
         known = {str(name): dtype for name, raw in types.items() if (dtype := _dtype(raw)) is not None}
     return Captured(
         graph, constants, in_spec, out_spec, shapes, sizes, dtypes, example, names, asked, known, bounded=True
     )
+
+
+_KEEP = "conv2d batch_norm relu relu_ relu6 hardtanh hardtanh_ silu silu_ hardswish hardswish_ leaky_relu "
+_KEEP += "leaky_relu_ add add_ cat max_pool2d avg_pool2d adaptive_avg_pool2d mean flatten linear dropout"
+KEEP_TYPE = frozenset(_KEEP.split())
+"""Operators that give what they take: of one floating type, that type."""
+
+
+def _told(graph: Graph, constants: dict[str, torch.Tensor], inputs: list[Any]) -> dict[str, torch.dtype]:
+    """Element types for a file of the version before, which holds none. Where all that operators take has one
+    type and each of them keeps it, that one; else the graph is run without memory, for which torch imports
+    seconds' worth of itself."""
+    used = {name for node in graph.nodes for name in node.inputs}
+    known = {name: value for name, value in constants.items() if name in used}
+    known |= dict(zip(graph.inputs, inputs, strict=True))
+    types = {value.dtype for value in known.values() if isinstance(value, torch.Tensor)}
+    kept = (not n.kwargs and "." in n.op and n.op.split(".")[1] in KEEP_TYPE for n in graph.nodes)
+    if len(types) == 1 and all(t.is_floating_point for t in types) and all(kept):
+        return dict.fromkeys((*known, *(node.name for node in graph.nodes)), types.pop())
+    return {name: value.dtype for name, value in (understood(graph, constants, inputs) or {}).items()}
 
 
 def _structure(value: Any) -> Any:
