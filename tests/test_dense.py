@@ -73,7 +73,7 @@ def test_a_private_operator_that_fails_gives_way_to_the_plain_one(monkeypatch: p
         binary = __call__
 
     reorder, _ = private_ops() or (lambda *_: None, None)
-    monkeypatch.setattr(dense, "private_ops", lambda kind="f32": (reorder, Broken()))
+    monkeypatch.setattr(dense, "private_ops", lambda dtype="f32": (reorder, Broken()))
     conv = Conv(4, 4, 3, 3, pad=(1, 1, 1, 1), epilogue=("bias", "add", "relu")).at(1, 8, 8)
     weight = np.ones(conv.weight_shape, np.float32)
     config = Config.make("dense", channels_last=1, prepacked=1)

@@ -23,7 +23,7 @@ from aerogel.backends.gpu.runner import LOOK, GpuRunner
 from aerogel.ir import Choice, Config, Conv, Gpu, Idle, Plan, Stats, Timing, Tried
 from aerogel.methods.actsparse import gpu as actsparse
 from aerogel.methods.direct import gpu as direct
-from aerogel.runtime.reading import read
+from aerogel.runtime.reading import network_of
 
 ROOT = Path(__file__).parent.parent
 TARGET = Gpu("cuda", "sm_80", 108, 167936)
@@ -72,7 +72,7 @@ def test_a_layer_that_skips_zeros_goes_back_to_torch_when_there_are_none() -> No
     empty, full = torch.randn(1, 4, 12, 12), torch.randn(1, 4, 12, 12)
     empty[:, :3] = 0
     device = OpenCL()
-    network, _ = read(model, ((empty,), {}), None)
+    network, _ = network_of(model, ((empty,), {}), None)
     first, last = network.convs()
     conv, idle = first.conv.at(1, 12, 12) if first.conv else None, Idle(75, 75, 75)
     assert conv is not None

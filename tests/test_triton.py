@@ -26,7 +26,7 @@ from aerogel.methods import gpu_form
 from aerogel.methods.actsparse import gpu as actsparse
 from aerogel.methods.direct import gpu as direct
 from aerogel.methods.stridepack import gpu as stridepack
-from aerogel.runtime.reading import read
+from aerogel.runtime.reading import network_of
 from tests import counts
 from tests.suite import gpu as suite
 from tests.suite import interpreter
@@ -148,7 +148,7 @@ def test_a_network_runs_on_torch_tensors(dtype: torch.dtype) -> None:
                 torch.from_numpy(_tiled(Conv(layer.in_channels, layer.out_channels, 3, 3))) / 8
             )
         model, x = model.to(dtype), torch.randn(1, 8, 10, 9).to(dtype)
-        network, _ = read(model, ((x,), {}), None)
+        network, _ = network_of(model, ((x,), {}), None)
         choices = [
             Choice(node.name, node.name, node.conv, Config.make("tilewise", pixels=64, filters=64, warps=8))
             for node in network.convs()

@@ -45,7 +45,7 @@ from aerogel.runtime.graphmodel import GraphModel
 from aerogel.runtime.module import Compiled
 from aerogel.runtime.points import Several
 from aerogel.runtime.private import private, restored, writes_weights
-from aerogel.runtime.reading import first_line, read, steady
+from aerogel.runtime.reading import first_line, network_of, steady
 from aerogel.runtime.weights import as_weights
 from aerogel.tune import search
 from aerogel.tune.choose import Asked, as_planned, tuned
@@ -112,7 +112,7 @@ def _compiled(
     asked = replace(asked, samples=samples)
     try:
         steady(model, call)
-        network, notes = read(here, there, dynamic_shapes, advance)
+        network, notes = network_of(here, there, dynamic_shapes, advance)
     except UnsupportedModel as reason:
         if plan is not None:
             raise
@@ -252,7 +252,7 @@ def _parts(model: Any, call: Call, why: str, asked: Asked, advance: Advance) -> 
                 if full not in fed:
                     raise UnsupportedModel("the example never calls it")
                 here, (there,) = asked.backend.host(child, [fed[full]])
-                network, left = read(here, there, None, advance)
+                network, left = network_of(here, there, None, advance)
                 network, own, said = tuned(network, there, fed_asked, advance)
                 part = _made(child, network, own, (*left, *said), asked)
             except UnsupportedModel as reason:

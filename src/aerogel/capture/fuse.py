@@ -124,9 +124,9 @@ class _Fuse:
             self.left[layer] = "its stride, padding or dilation is computed while the model runs"
             return node
         epilogue = ("bias",) if bias is not None else ()
-        kind = Dtypes.of(DTYPE_NAMES[held.dtype])
+        dtypes = Dtypes.of(DTYPE_NAMES[held.dtype])
         conv = Conv(
-            c_group * groups, k, r, s, (stride_h, stride_w), pad, (dil_h, dil_w), groups, kind, epilogue
+            c_group * groups, k, r, s, (stride_h, stride_w), pad, (dil_h, dil_w), groups, dtypes, epilogue
         )
         if flat:
             self.constants[f"{weight.name}#2d"] = held[:, :, None]
@@ -145,8 +145,8 @@ class _Fuse:
             return node
         name = f"{node.args[1].name}#4d"
         self.constants[name] = held[:, :, None, None]
-        kind = Dtypes.of(DTYPE_NAMES[held.dtype])
-        conv = Conv(held.shape[1], held.shape[0], dtypes=kind, epilogue=() if bias is None else ("bias",))
+        dtypes = Dtypes.of(DTYPE_NAMES[held.dtype])
+        conv = Conv(held.shape[1], held.shape[0], dtypes=dtypes, epilogue=() if bias is None else ("bias",))
         args = (node.args[0], Ref(name), *(() if bias is None else (bias,)))
         return Node(node.name, "conv", args, {}, conv, node.layer or node.name)
 
@@ -225,8 +225,8 @@ class _Fuse:
             factor.to(own.dtype)[:, None, None, None],
             shift.float(),
         )
-        kind = Dtypes.of(DTYPE_NAMES[own.dtype])
-        conv = Conv(len(factor), len(factor), groups=len(factor), dtypes=kind, epilogue=("bias",))
+        dtypes = Dtypes.of(DTYPE_NAMES[own.dtype])
+        conv = Conv(len(factor), len(factor), groups=len(factor), dtypes=dtypes, epilogue=("bias",))
         self.nodes[node.name] = Node(
             node.name, "conv", (node.args[0], *map(Ref, names)), {}, conv, node.layer or node.name
         )

@@ -30,7 +30,7 @@ _FOLLOW = (
     "pixel_shuffle",
     "upsample_nearest2d",
 )
-_NAMES = {kind: str(dtype).removeprefix("torch.") for kind, dtype in TORCH.items()}
+_NAMES = {name: str(dtype).removeprefix("torch.") for name, dtype in TORCH.items()}
 
 
 @dataclass(frozen=True)
@@ -98,14 +98,14 @@ class _Halve:
         args = tuple(Ref(name) for name in names if name is not None)
         self._keep(replace(node, conv=replace(node.conv, dtypes=dtypes), args=args), dtypes.output)
 
-    def _keep(self, node: Node, kind: str | None = None) -> None:
+    def _keep(self, node: Node, dtype: str | None = None) -> None:
         self.nodes.append(node)
         if node.name in self.before or node.op in (
             "aten.chunk.default",
             "aten.split.Tensor",
             "aten.split_with_sizes.default",
         ):
-            self.stored[node.name] = kind or self.before.get(node.name, "f32")
+            self.stored[node.name] = dtype or self.before.get(node.name, "f32")
 
     def wanted(self, argument: Any) -> Any:
         """An argument with every value in the type it had before."""
@@ -115,14 +115,14 @@ class _Halve:
             return Ref(self.cast(argument.name, self.before[argument.name]))
         return argument
 
-    def cast(self, name: str, kind: str) -> str:
+    def cast(self, name: str, dtype: str) -> str:
         """The name of a value in a type, cast if it has another."""
-        if self.stored[name] == kind:
+        if self.stored[name] == dtype:
             return name
-        changed = f"{name}#{kind}"
+        changed = f"{name}#{dtype}"
         if changed not in self.known:
             self.known.add(changed)
-            self.nodes.append(Node(changed, "aten.to.dtype", (Ref(name), Special("dtype", _NAMES[kind]))))
+            self.nodes.append(Node(changed, "aten.to.dtype", (Ref(name), Special("dtype", _NAMES[dtype]))))
         return changed
 
 

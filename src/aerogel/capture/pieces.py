@@ -113,12 +113,16 @@ def outputs(
 
 
 def _blank(info: Any) -> torch.Tensor | None:
-    kind = info.type.tensor_type
-    if not info.type.HasField("tensor_type") or not kind.HasField("shape") or kind.elem_type not in TYPES:
+    declared = info.type.tensor_type
+    if (
+        not info.type.HasField("tensor_type")
+        or not declared.HasField("shape")
+        or declared.elem_type not in TYPES
+    ):
         return None
-    dims = [d.dim_value if d.HasField("dim_value") else -1 for d in kind.shape.dim]
+    dims = [d.dim_value if d.HasField("dim_value") else -1 for d in declared.shape.dim]
     if any(d < 0 for d in dims):
         return None
     if math.prod(dims) >= 2**62:
         raise InvalidFile(f"a piece of ONNX gives sizes of {dims}")
-    return torch.empty(dims, dtype=TYPES[kind.elem_type], device="meta")
+    return torch.empty(dims, dtype=TYPES[declared.elem_type], device="meta")

@@ -130,7 +130,7 @@ def _compiled(
     from aerogel.cli.source import pruned, source
     from aerogel.compiler import compile
 
-    kind, budget, shapes = half(dtype), effort(tune), sizes(shape)
+    stored_as, budget, shapes = half(dtype), effort(tune), sizes(shape)
     if sparsity is not None:
         share(sparsity, "--sparsity")
     if threads is not None:
@@ -146,7 +146,7 @@ def _compiled(
         else opened.model
     )
     options: dict[str, Any] = {
-        "dtype": kind,
+        "dtype": stored_as,
         "tune": budget or "fast",
         "store": store,
         "progress": False if quiet else None,

@@ -62,11 +62,11 @@ def advise(
     with in_words():
         from aerogel.pruning.advise import advise as measured
 
-        kinds, kind, budget = [a_pattern(p) for p in patterns.split(",")], half(dtype), effort(tune)
+        kinds, stored_as, budget = [a_pattern(p) for p in patterns.split(",")], half(dtype), effort(tune)
         if plot is not None:
             _drawable(plot)
         opened = _open(model, shape, threads, weights, trust_pickle)
-        options: dict[str, Any] = {"speedup": speedup, "dtype": kind, "tune": budget or "fast"}
+        options: dict[str, Any] = {"speedup": speedup, "dtype": stored_as, "tune": budget or "fast"}
         found = measured(opened.model, *opened.call, sparsities=shares, patterns=kinds, **options)
         if plot is not None:
             _drawn(found, plot)

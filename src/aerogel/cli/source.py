@@ -47,16 +47,16 @@ def source(
     trust: bool = False,
 ) -> Source:
     """Open a model. `batch` takes the place of every input's first size."""
-    kind = Path(text).suffix
-    if weights is not None and (kind in FILES or ":" not in text):
+    suffix = Path(text).suffix
+    if weights is not None and (suffix in FILES or ":" not in text):
         raise typer.BadParameter(f"--weights goes with package.module:build; '{printable(text)}' has its own")
-    if kind in FILES and Path(text).is_dir():
+    if suffix in FILES and Path(text).is_dir():
         raise InvalidFile(f"'{text}' is a folder; name the file in it")
-    if kind == ".onnx":
+    if suffix == ".onnx":
         return _onnx(Path(text), shapes, batch)
-    if kind == ".aero":
+    if suffix == ".aero":
         return _runs(_saved(text, shapes, batch), text)
-    if kind == ".pt2":
+    if suffix == ".pt2":
         return _runs(_exported(text, shapes, batch, trust), text)
     if ":" not in text:
         raise AerogelError(f"'{text}' is none of {FORMS}{_instead(Path(text))}")

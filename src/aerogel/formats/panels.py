@@ -226,7 +226,7 @@ def check(name: str, packed: Packed, conv: Conv) -> None:
         or set(packed.meta) != {"filters"}
     ):
         raise InvalidFile(f"not a {name} weight for GPUs")
-    inside, width, kind = (
+    inside, width, dtype = (
         int(np.prod(conv.weight_shape[1:])),
         packed.meta["filters"],
         NUMPY[conv.dtypes.weight],
@@ -237,7 +237,7 @@ def check(name: str, packed: Packed, conv: Conv) -> None:
         and a["dense"].shape[1:] == (width,)
     )
     good = good and all(a[n].dtype == np.int32 for n in ("member", "panel", "tile_position"))
-    good = good and a["dense"].dtype == kind == a["value"].dtype
+    good = good and a["dense"].dtype == dtype == a["value"].dtype
     good = good and csr.each_once(a["member"], conv.k) and _in_one_group(a, conv)
     lengths = a["panel"][:, 1].astype(np.int64) - a["panel"][:, 0] if good else np.zeros(0)
     good = (
@@ -324,8 +324,18 @@ def _gathered(
         **_shape(conv),
         **epilogue,
     }
-    kind, pixels = ELEMENTS[conv.dtypes.input].triton, conv.batch * conv.out[0] * conv.out[1]
-    types = (kind, "fp32" if to == "scratch" else kind, "fp32", kind, "i32", "i32", "i32", "i32", kind)
+    element, pixels = ELEMENTS[conv.dtypes.input].triton, conv.batch * conv.out[0] * conv.out[1]
+    types = (
+        element,
+        "fp32" if to == "scratch" else element,
+        "fp32",
+        element,
+        "i32",
+        "i32",
+        "i32",
+        "i32",
+        element,
+    )
     code = TritonCode("gathered", types, tuple(constants.items()), config["warps"])
     grid = (ceil_div(pixels, config["pixels"]) * len(panels), 1, 1)
     scratch = 4 * pixels * conv.k if to == "scratch" else 0
@@ -343,15 +353,15 @@ def _leftovers(a: Mapping[str, Array], conv: Conv, epilogue: Mapping[str, bool |
     number = np.arange(len(lane)) - a["start"][lane]
     at = slot[lane // LANES] + number, lane % LANES
     offsets, taps, values = (
-        np.zeros((int(slot[-1]), LANES), kind) for kind in (np.int32, np.int32, a["value"].dtype)
+        np.zeros((int(slot[-1]), LANES), dtype) for dtype in (np.int32, np.int32, a["value"].dtype)
     )
     offset, tap = _places(a["position"], a["filter"][lane] // (conv.k // conv.groups), conv)
     offsets[at], taps[at], values[at] = offset, tap, a["value"]
     constants = {"BLOCK_M": LANES, "LANES": LANES, **_shape(conv), **epilogue}
-    kind, pixels = ELEMENTS[conv.dtypes.input].triton, conv.batch * conv.out[0] * conv.out[1]
+    element, pixels = ELEMENTS[conv.dtypes.input].triton, conv.batch * conv.out[0] * conv.out[1]
     code = TritonCode(
         "leftovers",
-        (kind, kind, "fp32", kind, "fp32", "i32", "i32", "i32", "i32", kind),
+        (element, element, "fp32", element, "fp32", "i32", "i32", "i32", "i32", element),
         tuple(constants.items()),
         4,
     )

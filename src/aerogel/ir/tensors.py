@@ -13,7 +13,7 @@ from aerogel.ir.conv import Conv
 from aerogel.ir.dtypes import ELEMENTS, Array
 
 TORCH: dict[str, torch.dtype] = {name: getattr(torch, element.torch) for name, element in ELEMENTS.items()}
-DTYPE_NAMES = {dtype: kind for kind, dtype in TORCH.items()}
+DTYPE_NAMES = {dtype: name for name, dtype in TORCH.items()}
 
 
 def to_torch(array: Array, dtype: str) -> torch.Tensor:
@@ -78,12 +78,12 @@ _ACTIVATE: dict[str, Callable[[torch.Tensor, float], torch.Tensor]] = {
 }
 
 
-def private_ops(kind: str = "f32") -> tuple[Any, Any] | None:
+def private_ops(dtype: str = "f32") -> tuple[Any, Any] | None:
     """oneDNN's (reorder weight, fused convolution), or None where this torch has not both or this CPU not the
     element type."""
     reorder = getattr(torch._C._nn, "mkldnn_reorder_conv2d_weight", None)
     fused = getattr(torch.ops.mkldnn, "_convolution_pointwise", None)
     if reorder is None or fused is None or not torch._C._has_mkldnn:
         return None
-    able = {"f16": "_is_mkldnn_fp16_supported", "bf16": "_is_mkldnn_bf16_supported"}.get(kind)
+    able = {"f16": "_is_mkldnn_fp16_supported", "bf16": "_is_mkldnn_bf16_supported"}.get(dtype)
     return (reorder, fused) if able is None or getattr(torch.ops.mkldnn, able, bool)() else None

@@ -28,7 +28,7 @@ from aerogel.pruning.mistakes import a_module, a_share, a_speedup, several
 from aerogel.runtime.eager import Call, as_call, bodies, runner
 from aerogel.runtime.module import Compiled
 from aerogel.runtime.private import private
-from aerogel.runtime.reading import read
+from aerogel.runtime.reading import network_of
 from aerogel.runtime.weights import as_weights
 from aerogel.tune import search
 from aerogel.tune.assign import assigned
@@ -158,8 +158,8 @@ def advise(
         raise InvalidArgument(
             "advise() needs at least one pattern and one sparsity: patterns=('tilewise',), sparsities=(0.9,)"
         )
-    for kind in kinds:
-        as_block(kind)
+    for pattern in kinds:
+        as_block(pattern)
     a_speedup(speedup)
     search.effort(tune)
     if dtype is not None and dtype not in (TORCH["f16"], TORCH["bf16"]):
@@ -169,7 +169,7 @@ def advise(
     model = as_weights(private(a_module(model, "advise"), call))
     points = list(product(dict.fromkeys(kinds), sorted(set(shares))))
     with progress_line(None) as advance, torch.no_grad():
-        network, _ = read(model, call, None, advance)
+        network, _ = network_of(model, call, None, advance)
         if not network.convs():
             raise InvalidArgument(
                 "the model has no convolution or Linear that kernels of ours take: pruning it gains nothing"

@@ -22,7 +22,7 @@ MOST_NAMES = 12
 def a_module(model: Any, call: str) -> nn.Module:
     """The model, if it is a module whose layers can be seen and changed. `call` is the function that was
     called."""
-    kind, why = type(model).__name__, ""
+    given, why = type(model).__name__, ""
     if isinstance(model, torch.jit.ScriptModule):
         why = "it is a torch.jit module, whose layers are no longer modules. Give the model it was made from"
     elif isinstance(model, nn.Module):
@@ -33,14 +33,14 @@ def a_module(model: Any, call: str) -> nn.Module:
             "then compile again"
         )
     elif isinstance(model, type) and issubclass(model, nn.Module):
-        kind, why = f"class {model.__name__}", f"make one first: {call}({model.__name__}(), ...)"
+        given, why = f"class {model.__name__}", f"make one first: {call}({model.__name__}(), ...)"
     elif isinstance(model, str | PathLike):
         why = "a path is no module. On the command line, aerogel advise and aerogel prune read files"
     elif isinstance(model, Mapping):
         why = "a state is no model. Build the module, call its load_state_dict(), and give the module"
     elif callable(model):
         why = "a function has no layers. Give the nn.Module that holds them"
-    raise InvalidArgument(f"{call}() takes a torch.nn.Module, not a {kind}" + (f": {why}." if why else "."))
+    raise InvalidArgument(f"{call}() takes a torch.nn.Module, not a {given}" + (f": {why}." if why else "."))
 
 
 def a_share(value: Any, what: str, *, zero: bool = False) -> float:

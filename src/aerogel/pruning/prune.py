@@ -118,20 +118,22 @@ def _followed(
     """The model pruned as advise() said. Everything is looked at before anything is pruned."""
     a_module(model, "prune")
     kinds = {
-        kind: {n: share for n, (own, share) in recipe.items() if own == kind}
-        for kind, _ in sorted(recipe.values())
+        pattern: {n: share for n, (own, share) in recipe.items() if own == pattern}
+        for pattern, _ in sorted(recipe.values())
     }
     if not kinds:
         raise InvalidArgument(
             "the advice has no recipe: ask for a speedup that pruning can give, advise(model, "
             "args, speedup=1.5)"
         )
-    kept = {kind: {n: share for n, share in own.items() if n not in exclude} for kind, own in kinds.items()}
-    for kind, own in kinds.items():
-        chosen(model, own, kind, "uniform", score, [])
-    for kind, own in kept.items():
+    kept = {
+        pattern: {n: share for n, share in own.items() if n not in exclude} for pattern, own in kinds.items()
+    }
+    for pattern, own in kinds.items():
+        chosen(model, own, pattern, "uniform", score, [])
+    for pattern, own in kept.items():
         if own:
-            prune(model, own, pattern=kind, score=score)
+            prune(model, own, pattern=pattern, score=score)
     return model
 
 

@@ -29,7 +29,7 @@ from aerogel.pruning.mistakes import a_module, a_number, a_score, a_share, real
 from aerogel.pruning.prune import attached, prunable
 from aerogel.runtime.eager import as_call
 from aerogel.runtime.private import private
-from aerogel.runtime.reading import read
+from aerogel.runtime.reading import network_of
 from aerogel.runtime.weights import as_weights
 from aerogel.tune import search
 
@@ -168,7 +168,7 @@ def reprune(
 def _pruned(model: nn.Module, args: Any) -> list[tuple[str, nn.Module, Conv, Array]]:
     """Layers with zeros: name, module, problem and weight as a convolution's."""
     call = as_call(args, None)
-    network, _ = read(as_weights(private(model, call)), call, None)
+    network, _ = network_of(as_weights(private(model, call)), call, None)
     shapes, modules = network.shapes(network.captured.flat(*call)), dict(prunable(model))
     found = []
     for node in network.convs():

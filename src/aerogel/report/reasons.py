@@ -65,10 +65,10 @@ def _torchs(node: Node, fast: Compiled) -> str:
         return "weights are computed while the model runs"
     if held.dtype not in DTYPE_NAMES:
         return f"weights are {held.dtype}, and kernels of ours take float32, float16 and bfloat16"
-    kind = node.op.split(".")[1]
-    if kind == "linear":
+    operator = node.op.split(".")[1]
+    if operator == "linear":
         return "a Linear over more than features (batch, features) is torch's"
-    return f"{kind} has no sparse kernel"
+    return f"{operator} has no sparse kernel"
 
 
 def _nothing(fast: Compiled) -> str:

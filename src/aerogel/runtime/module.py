@@ -194,12 +194,12 @@ class Compiled(torch.nn.Module):
     def misfit(self, inputs: list[Any]) -> str | None:
         """Why the graph does not answer a call with these inputs, or None. Calls alike are looked at once."""
         assert self.network is not None
-        kind = tuple(
+        key = tuple(
             (v.shape, v.dtype, v.device, v.layout) if isinstance(v, torch.Tensor) else (type(v), v)
             for v in inputs
         )
         try:
-            if kind in self._accepted:
+            if key in self._accepted:
                 return None
         except TypeError:  # something that cannot be looked up
             return self.network.captured.misfit(inputs, self.backend.device)
@@ -207,7 +207,7 @@ class Compiled(torch.nn.Module):
         if why is None:
             if len(self._accepted) >= MOST_ACCEPTED:
                 self._accepted.clear()
-            self._accepted.add(kind)
+            self._accepted.add(key)
         return why
 
     def fake_flat(self, inputs: list[Any]) -> list[Any]:

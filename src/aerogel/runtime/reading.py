@@ -14,7 +14,7 @@ from aerogel.runtime.graphmodel import GraphModel
 from aerogel.runtime.private import lasting
 
 
-def read(
+def network_of(
     model: Any, call: Call, dynamic_shapes: Any, advance: Advance = lambda _: None
 ) -> tuple[Network, tuple[str, ...]]:
     """Capture and fuse. Raises UnsupportedModel where the model does not export."""

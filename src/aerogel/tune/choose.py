@@ -220,12 +220,12 @@ def _layers(
             timed = search.rule(backend, conv, weight, asked.names)
         else:
             own = real.get(node.name)
-            kind = f"{asked.tune} {asked.names}" + ("" if own is None else f" {own.idle}")
-            found = store.layer(conv, weight, kind)
-            near = () if found else store.near(conv, weight, kind)
+            asked_for = f"{asked.tune} {asked.names}" + ("" if own is None else f" {own.idle}")
+            found = store.layer(conv, weight, asked_for)
+            near = () if found else store.near(conv, weight, asked_for)
             timed = found or search.time_layer(backend, conv, held, asked.names, effort, near, own)
             if found is None:
-                store.put_layer(weight, timed, kind)
+                store.put_layer(weight, timed, asked_for)
                 held.keep([tried.config for tried in timed.fastest().values()])
         for other, alike in group:
             named = replace(timed, layer=other.layer or other.name, node=other.name, conv=alike)

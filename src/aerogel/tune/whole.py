@@ -36,8 +36,8 @@ def looked(model: Any, ours: Compiled, call: Call, asked: Asked) -> Compiled:
                 wanted = answer(model, other)
         except Exception as why:
             if number == 0:
-                kind = InvalidFile if isinstance(model, GraphModel) else AerogelError
-                raise kind(f"the model does not run on the example: {first_line(why)}") from why
+                error = InvalidFile if isinstance(model, GraphModel) else AerogelError
+                raise error(f"the model does not run on the example: {first_line(why)}") from why
             continue
         captured = ours.network.captured
         if captured.misfit(captured.flat(*other), asked.backend.device) is not None:

@@ -33,8 +33,8 @@ def prepared(launch: TritonLaunch, here: Callable[[torch.Tensor], torch.Tensor])
     def queue(buffers: Mapping[str, torch.Tensor]) -> None:
         pointers = (buffers.get(a) if isinstance(a, str) else a for a in own[: len(code.types)])
         given = [
-            buffers["y"] if t is None else _typed(t, kind)
-            for t, kind in zip(pointers, code.types, strict=True)
+            buffers["y"] if t is None else _typed(t, dtype)
+            for t, dtype in zip(pointers, code.types, strict=True)
         ]
         numbers = (n.item() for n in own[len(code.types) :])
         kernel[launch.grid](*given, *numbers, **dict(code.constants), **options)
@@ -42,6 +42,6 @@ def prepared(launch: TritonLaunch, here: Callable[[torch.Tensor], torch.Tensor])
     return queue
 
 
-def _typed(tensor: torch.Tensor, kind: str) -> torch.Tensor:
+def _typed(tensor: torch.Tensor, dtype: str) -> torch.Tensor:
     """Scratch comes as bytes, bf16 as its bits."""
-    return tensor.view(TYPES[kind]) if tensor.dtype in (torch.uint8, torch.uint16) else tensor
+    return tensor.view(TYPES[dtype]) if tensor.dtype in (torch.uint8, torch.uint16) else tensor

@@ -46,16 +46,16 @@ def placed(
 ) -> Callable[[], torch.Tensor]:
     """A call of one configuration on f32 tensors, which are brought to the device in the layer's type and the
     network's layout."""
-    kind = TORCH[conv.dtypes.input]
+    dtype = TORCH[conv.dtypes.input]
 
     def there(tensor: torch.Tensor) -> torch.Tensor:
-        return device.here(tensor.to(kind)).contiguous(memory_format=layout)
+        return device.here(tensor.to(dtype)).contiguous(memory_format=layout)
 
     given, beside = there(x), None if residual is None else there(residual)
     if config.method == BASELINE:
         inside, own = (
             FORMAT[gpu_form(config.method).layout(config)],
-            None if bias is None else device.here(bias.to(kind)),
+            None if bias is None else device.here(bias.to(dtype)),
         )
         held = device.here(to_torch(weight.array, conv.dtypes.weight)).contiguous(memory_format=inside)
         return lambda: plain(given.contiguous(memory_format=inside), held, conv, own, beside)

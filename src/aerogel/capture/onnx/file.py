@@ -83,10 +83,10 @@ class File:
         return found | {""} if name in self.outputs else found
 
     def dtype(self, name: str) -> torch.dtype:
-        kind = self.given[name].type.tensor_type.elem_type
-        if kind not in _TYPES:
-            raise InvalidFile(f"input '{name}' has element type {kind}, which torch has not")
-        return _TYPES[kind]
+        elem_type = self.given[name].type.tensor_type.elem_type
+        if elem_type not in _TYPES:
+            raise InvalidFile(f"input '{name}' has element type {elem_type}, which torch has not")
+        return _TYPES[elem_type]
 
     def examples(
         self, name: str, shapes: Mapping[str, tuple[int, ...]]
@@ -122,14 +122,14 @@ class File:
         """An input's sizes: numbers, or names of open ones."""
         if name in self.fixed:
             return list(self.fixed[name])
-        kind = self.given[name].type
-        if not kind.HasField("tensor_type") or not kind.tensor_type.HasField("shape"):
+        declared = self.given[name].type
+        if not declared.HasField("tensor_type") or not declared.tensor_type.HasField("shape"):
             raise InvalidFile(f"input '{name}' is no tensor of a known number of dimensions")
         return [
             d.dim_value
             if d.HasField("dim_value") and d.dim_value > 0
             else _dim_name(d.dim_param, f"{name}.{i}")
-            for i, d in enumerate(kind.tensor_type.shape.dim)
+            for i, d in enumerate(declared.tensor_type.shape.dim)
         ]
 
     def attributes(self, node: Any) -> Attributes:
@@ -166,9 +166,9 @@ class File:
             raise InvalidFile(f"constant '{tensor.name}' has the shape {dims}")
         try:
             if tensor.data_location == onnx.TensorProto.EXTERNAL:
-                kind = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
+                dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
                 return (
-                    np.frombuffer(self._outside(tensor, math.prod(dims) * kind.itemsize), kind)
+                    np.frombuffer(self._outside(tensor, math.prod(dims) * dtype.itemsize), dtype)
                     .reshape(dims)
                     .copy()
                 )

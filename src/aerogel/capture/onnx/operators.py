@@ -64,8 +64,8 @@ def unary(r: Reader, a: Attributes, x: Value) -> Any:
 
 
 def binary(r: Reader, a: Attributes, x: Value, y: Value) -> Any:
-    kind = {"logical_and": "default", "logical_or": "default"}.get(BINARY[a["op"]], "Tensor")
-    return r.emit(f"aten.{BINARY[a['op']]}.{kind}", r.tensor(x), r.tensor(y), layer=a["layer"])
+    overload = {"logical_and": "default", "logical_or": "default"}.get(BINARY[a["op"]], "Tensor")
+    return r.emit(f"aten.{BINARY[a['op']]}.{overload}", r.tensor(x), r.tensor(y), layer=a["layer"])
 
 
 _GATED = {"aten.sigmoid.default": "silu", "aten.hardsigmoid.default": "hardswish"}

@@ -38,17 +38,17 @@ def _along(r: Reader, a: Attributes, value: Value, rank: int) -> Value:
 def QuantizeLinear(r: Reader, a: Attributes, x: Value, scale: Value, zero: Value = None) -> Any:
     """The range of the integers, in the map's own unit; the integers themselves where someone wants them."""
     x = r.tensor(x)
-    kind = torch.uint8 if zero is None else r.dtype(zero)
+    dtype = torch.uint8 if zero is None else r.dtype(zero)
     factor = _along(r, a, scale, r.rank(x)).astype(np.float64)
     middle = 0 if zero is None else _along(r, a, zero, r.rank(x)).astype(np.float64)
     if (
         a.get("block_size")
         or a.get("output_dtype")
-        or kind not in (torch.uint8, torch.int8)
+        or dtype not in (torch.uint8, torch.int8)
         or r.dtype(x) != torch.float32
     ):
         raise UnsupportedModel(f"QuantizeLinear '{a['layer']}' is by blocks or to another type than bytes")
-    least, most = torch.iinfo(kind).min, torch.iinfo(kind).max
+    least, most = torch.iinfo(dtype).min, torch.iinfo(dtype).max
     if not _read_back(r, a, scale, zero):
         y = r.emit(
             "aten.round.default", r.emit("aten.div.Tensor", x, r.tensor(np.asarray(factor, np.float32)))
@@ -56,7 +56,7 @@ def QuantizeLinear(r: Reader, a: Attributes, x: Value, scale: Value, zero: Value
         y = r.emit("aten.add.Tensor", y, r.tensor(np.asarray(middle, np.float32)))
         y = r.emit("aten.clamp.default", y, least, most)
         return r.emit(
-            "aten.to.dtype", y, Special("dtype", str(kind).removeprefix("torch.")), layer=a["layer"]
+            "aten.to.dtype", y, Special("dtype", str(dtype).removeprefix("torch.")), layer=a["layer"]
         )
     low, high = (least - middle) * factor, (most - middle) * factor
     if np.asarray(low).ndim:

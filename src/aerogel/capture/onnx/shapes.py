@@ -224,13 +224,13 @@ def ConstantOfShape(r: Reader, a: Attributes, shape: Value) -> Any:
         if math.prod(wanted) > MOST_FOLDED or min(wanted, default=0) < 0:
             raise InvalidFile(f"ConstantOfShape '{a['layer']}' asks for {wanted}")
         return np.full(wanted, fill.ravel()[0], fill.dtype)
-    kind = Special("dtype", str(r.dtype(fill)).removeprefix("torch."))
-    return r.emit("aten.full.default", wanted, fill.ravel()[0].item(), dtype=kind, layer=a["layer"])
+    dtype = Special("dtype", str(r.dtype(fill)).removeprefix("torch."))
+    return r.emit("aten.full.default", wanted, fill.ravel()[0].item(), dtype=dtype, layer=a["layer"])
 
 
 @operator
 def Range(r: Reader, a: Attributes, start: Value, end: Value, step: Value) -> Any:
-    kind = r.dtype(start)
+    dtype = r.dtype(start)
     (first,), (last,), (by,) = (r.ints(v) for v in (start, end, step))
     if isinstance(by, Size) or by == 0:
         raise UnsupportedModel(f"Range '{a['layer']}' has the step {by}")
@@ -241,7 +241,7 @@ def Range(r: Reader, a: Attributes, start: Value, end: Value, step: Value) -> An
     made = r.emit(
         "aten.arange.default",
         count,
-        dtype=Special("dtype", str(kind).removeprefix("torch.")),
+        dtype=Special("dtype", str(dtype).removeprefix("torch.")),
         layer=a["layer"],
     )
     made = made if by == 1 else r.emit("aten.mul.Scalar", made, by)
@@ -269,8 +269,8 @@ def Pad(
             else np.asarray(r.known(value, "Pad's value")).ravel()[0].item()
         )
         return r.emit("aten.constant_pad_nd.default", x, flat, fill, layer=a["layer"])
-    kind = {"reflect": "reflect", "edge": "replicate", "wrap": "circular"}[mode]
-    return r.emit("aten.pad.default", x, flat, kind, None, layer=a["layer"])
+    name = {"reflect": "reflect", "edge": "replicate", "wrap": "circular"}[mode]
+    return r.emit("aten.pad.default", x, flat, name, None, layer=a["layer"])
 
 
 @operator

@@ -169,8 +169,8 @@ class Reader:
             return value
         array = np.asarray(value)
         if array.dtype == object:
-            kind = Special("dtype", str(self.dtype(array)).removeprefix("torch."))
-            parts = [self.emit("aten.scalar_tensor.default", v, dtype=kind) for v in array.ravel()]
+            dtype = Special("dtype", str(self.dtype(array)).removeprefix("torch."))
+            parts = [self.emit("aten.scalar_tensor.default", v, dtype=dtype) for v in array.ravel()]
             whole = self.emit("aten.stack.default", tuple(parts)) if array.ndim else parts[0]
             whole = whole if array.ndim < 2 else self.emit("aten.reshape.default", whole, array.shape)
             both = ([v.both[e] if isinstance(v, Size) else v for v in array.ravel()] for e in range(2))

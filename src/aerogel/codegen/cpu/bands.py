@@ -66,8 +66,8 @@ def emit() -> str:
         for slot, value in changed.items():
             place = b.gep(arguments, [I64(slot)], source_etype=I64)
             b.store(b.ptrtoint(value, I64) if value.type == PTR else value, place, align=8)
-        kind = ir.FunctionType(VOID, [PTR, I64, I64])
-        b.call(b.inttoptr(a[f"{name}_entry"], kind.as_pointer()), [arguments, I64(0), I64(1)])
+        signature = ir.FunctionType(VOID, [PTR, I64, I64])
+        b.call(b.inttoptr(a[f"{name}_entry"], signature.as_pointer()), [arguments, I64(0), I64(1)])
 
     def unit(u: Value) -> None:
         image, number = b.sdiv(u, a["bands"]), b.srem(u, a["bands"])

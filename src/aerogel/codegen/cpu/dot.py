@@ -80,10 +80,10 @@ class _Dot(Sums):
 
         def image(i: Value, _: list[Value]) -> None:
             x = e.at(a["x"], b.mul(i, a["x_image"]))
-            kind = self._code.dtypes.input
+            dtype = self._code.dtypes.input
 
             def gather(c: Value, _: list[Value]) -> None:
-                self._put(line, c, e.scalar(e.at(x, b.mul(c, a["x_plane"])), I64(0), kind, "f32"))
+                self._put(line, c, e.scalar(e.at(x, b.mul(c, a["x_plane"])), I64(0), dtype, "f32"))
 
             e.loop(I64(0), a["channels"], gather)
             e.loop(a["channels"], a["padded"], lambda c, _: self._put(line, c, F32(0)))
@@ -97,14 +97,14 @@ class _Dot(Sums):
     def filter(self, image: Value, k: Value, line: Value) -> None:
         """One output: its sum in every lane, of which the first is kept."""
         b, a, e = self.b, self.a, self.e
-        kind = self._code.dtypes.input
-        item = ITEM_BYTES[kind]
+        dtype = self._code.dtypes.input
+        item = ITEM_BYTES[dtype]
         row = e.at(a["value"], b.mul(b.mul(k, a["padded"]), I64(item)))
         size = self.lanes * item
 
         def step(c: Value, sums: list[Value]) -> list[Value]:
             places = [b.add(c, I64(i * self.lanes)) for i in range(CHAINS)]
-            held = ((row, kind, item), (line, "f32", 4))
+            held = ((row, dtype, item), (line, "f32", 4))
             pairs = [
                 [e.vector(e.at(base, b.mul(p, I64(n))), t, "f32", self.lanes) for base, t, n in held]
                 for p in places
@@ -122,11 +122,11 @@ class _Dot(Sums):
             total = b.fadd(total, e.scalar(a["bias"], k, "f32", "f32"))
         plane = b.add(b.mul(image, a["y_image"]), b.mul(k, a["y_plane"]))
         first = self.lanes_of(a["live"], I64(0))
-        e.store(self.finished(e.splat(total, self.lanes), plane, first), e.at(a["y"], plane), kind)
-        nothing = ir.Constant(ir.VectorType(STORED[kind], self.lanes), None)
+        e.store(self.finished(e.splat(total, self.lanes), plane, first), e.at(a["y"], plane), dtype)
+        nothing = ir.Constant(ir.VectorType(STORED[dtype], self.lanes), None)
 
         def zero(v: Value, base: Value) -> None:
-            e.store(nothing, e.at(a["y"], b.add(base, b.mul(v, I64(size)))), kind)
+            e.store(nothing, e.at(a["y"], b.add(base, b.mul(v, I64(size)))), dtype)
 
         e.loop(I64(1), a["plane_vectors"], lambda v, _: zero(v, plane))
         opening = b.icmp_signed("==", b.add(image, k), I64(0))

@@ -42,8 +42,8 @@ class Emit:
         """pointer + offset bytes."""
         return self.b.gep(pointer, [offset], source_etype=I8)
 
-    def load(self, pointer: Value, kind: Value, align: int) -> Value:
-        return self.b.load(pointer, typ=kind, align=align)
+    def load(self, pointer: Value, typ: Value, align: int) -> Value:
+        return self.b.load(pointer, typ=typ, align=align)
 
     def integer(self, pointer: Value, index: Value) -> Value:
         """The 32-bit integer `pointer[index]`, widened to 64."""
@@ -88,8 +88,8 @@ class Emit:
 
     def splat(self, value: Value, lanes: int) -> Value:
         """A vector with `value` in every lane."""
-        kind = ir.VectorType(value.type, lanes)
-        undefined = ir.Constant(kind, ir.Undefined)
+        typ = ir.VectorType(value.type, lanes)
+        undefined = ir.Constant(typ, ir.Undefined)
         zeros = ir.Constant(ir.VectorType(I32, lanes), [0] * lanes)
         return self.b.shuffle_vector(self.b.insert_element(undefined, value, I32(0)), undefined, zeros)
 
@@ -166,12 +166,12 @@ class Emit:
         self.choose(condition, run, lambda: ())
 
 
-def _shape(kind: Value, lanes: int) -> Value:
-    return ir.VectorType(kind, lanes) if lanes else kind
+def _shape(typ: Value, lanes: int) -> Value:
+    return ir.VectorType(typ, lanes) if lanes else typ
 
 
-def _fill(kind: Value, lanes: int, number: float) -> Value:
-    return ir.Constant(ir.VectorType(kind, lanes), [number] * lanes) if lanes else kind(number)
+def _fill(typ: Value, lanes: int, number: float) -> Value:
+    return ir.Constant(ir.VectorType(typ, lanes), [number] * lanes) if lanes else typ(number)
 
 
 def constant(lanes: int, number: float) -> Value:

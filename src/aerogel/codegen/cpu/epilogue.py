@@ -54,9 +54,9 @@ def _silu(e: Emit, x: Value, lanes: int) -> Value:
     rounded once.
     """
     b = e.b
-    kind, ints = ir.VectorType(F32, lanes), ir.VectorType(I32, lanes)
+    floats, ints = ir.VectorType(F32, lanes), ir.VectorType(I32, lanes)
     fma = b.module.globals.get(f"llvm.fmuladd.v{lanes}f32") or ir.Function(
-        b.module, ir.FunctionType(kind, [kind] * 3), f"llvm.fmuladd.v{lanes}f32"
+        b.module, ir.FunctionType(floats, [floats] * 3), f"llvm.fmuladd.v{lanes}f32"
     )
     negative = b.fcmp_ordered("<", x, constant(lanes, 0.0))
     minus = b.select(negative, x, b.fneg(x))
@@ -64,7 +64,7 @@ def _silu(e: Emit, x: Value, lanes: int) -> Value:
     scaled = b.call(fma, [clamped, constant(lanes, _LOG2E), constant(lanes, -0.5)])
     n = b.fptosi(scaled, ints)  # clamped <= 0, so truncation rounds to nearest
     n = b.select(b.fcmp_unordered("uno", x, x), ir.Constant(ints, [0] * lanes), n)
-    turns = b.sitofp(n, kind)
+    turns = b.sitofp(n, floats)
     r = b.call(fma, [turns, constant(lanes, -_LN2_HIGH), clamped])
     r = b.call(fma, [turns, constant(lanes, -_LN2_LOW), r])
     p = constant(lanes, _EXP[-1])

@@ -79,8 +79,8 @@ def emit(code: PoolCode) -> str:
     lanes = VECTOR_BYTES[code.isa] // 4
     vector = ir.VectorType(F32, lanes)
     largest = {
-        kind: ir.Function(module, ir.FunctionType(kind, [kind] * 2), f"llvm.maximum.{suffix}")
-        for kind, suffix in ((vector, f"v{lanes}f32"), (F32, "f32"))
+        typ: ir.Function(module, ir.FunctionType(typ, [typ] * 2), f"llvm.maximum.{suffix}")
+        for typ, suffix in ((vector, f"v{lanes}f32"), (F32, "f32"))
     }
     every_other = ir.Constant(ir.VectorType(ir.IntType(32), lanes), list(range(0, 2 * lanes, 2)))
     stored = STORED[code.dtype]

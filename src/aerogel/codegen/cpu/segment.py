@@ -30,8 +30,8 @@ def emit() -> str:
         return []
 
     def together() -> list[Value]:
-        kind = ir.FunctionType(VOID, [PTR, PTR, I32, I32])
-        parallel = _function(e, context, "parallel", kind)
+        signature = ir.FunctionType(VOID, [PTR, PTR, I32, I32])
+        parallel = _function(e, context, "parallel", signature)
         e.b.call(parallel, [share, context, e.b.trunc(threads, I32), I32(0)])
         return []
 
@@ -55,11 +55,11 @@ def _share(module: Value) -> Value:
 
 def _steps(e: Emit, context: Value, thread: Value, threads: Value, after: object) -> None:
     steps, count = _slot(e, context, "steps", PTR), _slot(e, context, "count", I64)
-    kind = ir.FunctionType(VOID, [PTR, I64, I64])
+    signature = ir.FunctionType(VOID, [PTR, I64, I64])
 
     def step(i: Value, _: list[Value]) -> None:
         pair = e.at(steps, e.b.mul(i, I64(16)))
-        entry = e.load(pair, kind.as_pointer(), 8)
+        entry = e.load(pair, signature.as_pointer(), 8)
         e.b.call(entry, [e.load(e.at(pair, I64(8)), PTR, 8), thread, threads])
         assert callable(after)
         after()
@@ -67,9 +67,9 @@ def _steps(e: Emit, context: Value, thread: Value, threads: Value, after: object
     e.loop(I64(0), count, step)
 
 
-def _slot(e: Emit, context: Value, name: str, kind: Value) -> Value:
-    return e.load(e.at(context, I64(8 * CONTEXT.index(name))), kind, 8)
+def _slot(e: Emit, context: Value, name: str, typ: Value) -> Value:
+    return e.load(e.at(context, I64(8 * CONTEXT.index(name))), typ, 8)
 
 
-def _function(e: Emit, context: Value, name: str, kind: Value) -> Value:
-    return _slot(e, context, name, kind.as_pointer())
+def _function(e: Emit, context: Value, name: str, typ: Value) -> Value:
+    return _slot(e, context, name, typ.as_pointer())

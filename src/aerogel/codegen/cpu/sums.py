@@ -63,8 +63,8 @@ def by_rank(rank: NDArray[Any]) -> NDArray[Any]:
 
 def lane_bits(lanes: int, chosen: NDArray[np.bool_]) -> NDArray[Any]:
     """A boolean (vectors, lanes) table with one bit a lane, in the smallest integer that holds a vector's."""
-    kind = np.dtype({4: np.uint8, 8: np.uint8, 16: np.uint16, 32: np.uint32}[lanes])
-    return np.asarray((chosen * (1 << np.arange(lanes, dtype=np.uint64))).sum(axis=1).astype(kind))
+    word = np.dtype({4: np.uint8, 8: np.uint8, 16: np.uint16, 32: np.uint32}[lanes])
+    return np.asarray((chosen * (1 << np.arange(lanes, dtype=np.uint64))).sum(axis=1).astype(word))
 
 
 class Code(Protocol):
@@ -90,12 +90,12 @@ class Sums:
         self.e, self.b, self.a, self._code = e, e.b, a, code
         d, self.lanes = code.dtypes, code.lanes
         self.summed = d.accumulator
-        kind = ir.VectorType(F16 if self.summed == "f16" else F32, self.lanes)
+        vector = ir.VectorType(F16 if self.summed == "f16" else F32, self.lanes)
         suffix = f"v{self.lanes}f{16 if self.summed == 'f16' else 32}"
-        self.fma = ir.Function(module, ir.FunctionType(kind, [kind] * 3), f"llvm.fmuladd.{suffix}")
+        self.fma = ir.Function(module, ir.FunctionType(vector, [vector] * 3), f"llvm.fmuladd.{suffix}")
         hint = ir.FunctionType(VOID, [PTR, I32, I32, I32])
         self.prefetch = ir.Function(module, hint, "llvm.prefetch.p0")
-        self.nothing = ir.Constant(kind, [0.0] * self.lanes)
+        self.nothing = ir.Constant(vector, [0.0] * self.lanes)
         self.x_step = self.lanes * ITEM_BYTES[d.input]
         self.y_step = self.lanes * ITEM_BYTES[d.output]
 
@@ -195,8 +195,8 @@ class Sums:
         """The lanes of one vector that a table of bits names."""
         b = self.b
         bits = max(8, self.lanes)
-        kind = {8: I8, 16: I16, 32: I32}[bits]
-        word = self.e.load(b.gep(table, [vector], source_etype=kind), kind, bits // 8)
+        typ = {8: I8, 16: I16, 32: I32}[bits]
+        word = self.e.load(b.gep(table, [vector], source_etype=typ), typ, bits // 8)
         if self.lanes < 8:
             word = b.trunc(word, ir.IntType(self.lanes))
         return b.bitcast(word, ir.VectorType(ir.IntType(1), self.lanes))

@@ -219,15 +219,15 @@ class _Tiles(Sums):
         """A vector of elements `stride` apart: one load, every other lane of two, or lane by lane."""
         b, e, stride, item = self.b, self.e, self.code.stride, ITEM_BYTES[self.code.dtypes.input]
         one = STORED[self.code.dtypes.input]
-        kind = ir.VectorType(one, self.lanes)
+        typ = ir.VectorType(one, self.lanes)
         if stride == 1:
-            return e.load(at, kind, item)
+            return e.load(at, typ, item)
         if stride == 2:
             even = ir.Constant(ir.VectorType(I32, self.lanes), list(range(0, 2 * self.lanes, 2)))
             return b.shuffle_vector(
-                e.load(at, kind, item), e.load(e.at(at, I64(self.lanes * item)), kind, item), even
+                e.load(at, typ, item), e.load(e.at(at, I64(self.lanes * item)), typ, item), even
             )
-        value = ir.Constant(kind, ir.Undefined)
+        value = ir.Constant(typ, ir.Undefined)
         for i in range(self.lanes):
             value = b.insert_element(value, e.load(e.at(at, I64(i * stride * item)), one, item), I32(i))
         return value
@@ -262,12 +262,12 @@ class _Tiles(Sums):
         """Zero what no block writes: columns past the vectors, the border after each plane, once the front of
         the buffer."""
         b, e, a = self.b, self.e, self.a
-        kind = STORED[self.code.dtypes.output]
-        item, nothing = ITEM_BYTES[self.code.dtypes.output], ir.Constant(kind, None)
+        typ = STORED[self.code.dtypes.output]
+        item, nothing = ITEM_BYTES[self.code.dtypes.output], ir.Constant(typ, None)
 
         def zeros(base: Value, low: Value, high: Value) -> None:
             def one(i: Value, _: list[Value]) -> None:
-                b.store(nothing, b.gep(e.at(a["y"], base), [i], source_etype=kind), align=item)
+                b.store(nothing, b.gep(e.at(a["y"], base), [i], source_etype=typ), align=item)
 
             e.loop(low, high, one)
 

@@ -135,28 +135,33 @@ def together(*parts: Work) -> Work:
     )
 
 
-def dense(conv: Conv, on: Machine, kind: str) -> float:
-    """Microseconds of a dense implicit GEMM, `kind` f32, tf32 or f16: the best of a few tiles, each also with
-    its depth split."""
+def dense(conv: Conv, on: Machine, precision: str) -> float:
+    """Microseconds of a dense implicit GEMM, `precision` f32, tf32 or f16: the best of a few tiles, each also
+    with its depth split."""
     pixels, depth, per = (
         conv.batch * conv.out[0] * conv.out[1],
         conv.c // conv.groups * conv.r * conv.s,
         conv.k // conv.groups,
     )
     item, taps = (
-        2 if kind == "f16" else 4,
+        2 if precision == "f16" else 4,
         conv.r * conv.s / min(conv.stride[0] * conv.stride[1], conv.r * conv.s),
     )
     weights, maps = conv.groups * depth * per * item, maps_bytes(conv) * item / ITEM_BYTES[conv.dtypes.input]
-    each, found = {"f32": 32, "tf32": 16 * 8 * 8, "f16": 16 * 8 * 16}[kind], []  # FMAs of one instruction
+    each, found = (
+        {"f32": 32, "tf32": 16 * 8 * 8, "f16": 16 * 8 * 16}[precision],
+        [],
+    )  # FMAs of one instruction
     for (m, n), split in product(((128, 128), (128, 64), (64, 64), (64, 32), (32, 32)), (1, 2, 4, 8)):
         blocks = ceil_div(pixels, m) * ceil_div(per, n) * conv.groups * split
         products = float(blocks) * m * n * depth / split
         again = 8.0 * pixels * conv.k * split if split > 1 else 0.0  # sums are written and read once more
-        own = Work(blocks, 4 if m * n <= 4096 else 8, (1.15 if kind == "f32" else 2.5) * products / each)
-        own = replace(own, f32=products / 32 if kind == "f32" else 0, tensor=0 if kind == "f32" else products)
+        own = Work(blocks, 4 if m * n <= 4096 else 8, (1.15 if precision == "f32" else 2.5) * products / each)
+        own = replace(
+            own, f32=products / 32 if precision == "f32" else 0, tensor=0 if precision == "f32" else products
+        )
         own = replace(
             own, l2_bytes=blocks * depth / split * (m / taps + n) * item + again, dram_bytes=maps + weights
         )
-        found.append(microseconds(replace(own, launches=1 if split == 1 else 2), on, kind == "tf32"))
+        found.append(microseconds(replace(own, launches=1 if split == 1 else 2), on, precision == "tf32"))
     return min(found)

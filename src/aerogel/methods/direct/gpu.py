@@ -151,15 +151,15 @@ def build(packed: Packed, conv: Conv, config: Config) -> list[Launch]:
     group = np.repeat(a["filter"], np.diff(a["start"])) // (conv.k // g)
     offset = ((group * (conv.c // g) + c) * rows + r * conv.dilation[0]) * columns + s * conv.dilation[1]
     entry = np.stack([offset.astype(np.int32), twice(a["value"]).view(np.int32)], axis=1)
-    options, kind = dict(config.options), element(conv.dtypes)
+    options, types = dict(config.options), element(conv.dtypes)
     macros = tuple(
         (name.upper(), options[name]) for name in ("pixels", "rows", "per", "images", "filters", "chunk")
     )
-    padded, launches, pixels = any(conv.pad) or kind["HALF"], list[Launch](), _rows_apart(conv) * q
+    padded, launches, pixels = any(conv.pad) or types["HALF"], list[Launch](), _rows_apart(conv) * q
     if padded:
         sizes = *conv.size, rows, columns, conv.pad[0], conv.pad[1], _rows_apart(conv) * conv.stride[0]
         grid = (conv.batch * conv.c, ceil_div(rows, 8), ceil_div(columns, 32))
-        code = Code("pad", (32, 8), tuple(kind.items()), (), ("element.h", "pad.cu"))
+        code = Code("pad", (32, 8), tuple(types.items()), (), ("element.h", "pad.cu"))
         launches.append(Launch(code, grid, ("x", "scratch", *(np.int32(n) for n in sizes))))
     sizes = conv.batch, conv.k, pixels, q, conv.stride[0] * columns, conv.stride[1], p * q
     numbers: tuple[Number, ...] = (
@@ -173,7 +173,7 @@ def build(packed: Packed, conv: Conv, config: Config) -> list[Launch]:
     code = Code(
         "direct",
         (config["pixels"], config["rows"]),
-        (*macros, *kind.items()),
+        (*macros, *types.items()),
         conv.steps,
         ("element.h", "direct.cu"),
     )
