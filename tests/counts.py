@@ -55,7 +55,6 @@ FULL = {
 neon are for each method, all kinds together."""
 CI = {
     "hostile ONNX": 60,
-    "faults": 105,
     "fuzz networks": 150,
     "structural mutants": 1_000,
     "stress, seconds": 20,

@@ -57,7 +57,7 @@ def test_refusals_name_the_property() -> None:
     assert actsparse.refuse(CONV, host(), Stats.of(weight, IDLE)) is None
 
 
-@pytest.mark.turns(2)
+@pytest.mark.turns(3)
 @pytest.mark.parametrize("isa", here_levels())
 def test_every_panel_is_exact(isa: str) -> None:
     """Every number of filters, width and block that is offered, dense weights and unstructured ones, an empty

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import os
 import shutil
 import subprocess
@@ -140,13 +141,14 @@ def test_a_new_method_is_one_folder_and_one_name(tmp_path: Path) -> None:
     listed = (folder / "__init__.py").read_text()
     (folder / "__init__.py").write_text(listed.replace('"actsparse")', '"actsparse", "twin")'))
     path = os.pathsep.join([str(tmp_path / "src"), str(tmp_path)])
-    environment = {**os.environ, "PYTHONPATH": path, "AEROGEL_CACHE": str(tmp_path / "cache")}
+    environment = {**os.environ, "PYTHONPATH": path}
     command = [sys.executable, "-c", _USED]
     ran = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=600)
     assert ran.returncode == 0, ran.stderr[-3000:]
 
 
-def _options() -> set[str]:
+@functools.cache
+def _options() -> frozenset[str]:
     """Names of all options that a configuration of any method has."""
     found = set[str]()
     for path in (SOURCE / "methods").rglob("*.py"):
@@ -157,7 +159,7 @@ def _options() -> set[str]:
                 and node.func.attr == "make"
             ):
                 found |= {keyword.arg for keyword in node.keywords if keyword.arg}
-    return found
+    return frozenset(found)
 
 
 def _reads(path: Path) -> list[str]:

@@ -22,7 +22,7 @@ def server() -> Iterator[Server]:
 
 
 def chosen() -> list[int]:
-    """All of them in a night, every second one in CI (the others with another commit), a few with --quick."""
+    """All of them in a night, a tenth in CI (others with another commit), a few with --quick."""
     return list(EVERY) if counts.mode() == "nightly" else counts.some(EVERY, counts.count("faults"))
 
 

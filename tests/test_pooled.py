@@ -46,7 +46,7 @@ def _case(rng: np.random.Generator) -> tuple[Conv, Pool, tuple[int, int, int, in
             return conv, Pool(kind, (window,) * 2, (step,) * 2, (pad,) * 2, (1, 1)), (n, k, size[0], size[1])
 
 
-@pytest.mark.turns(2)
+@pytest.mark.turns(4)
 @pytest.mark.parametrize("name", ["direct", "stridepack", "tilewise", "actsparse"])
 def test_the_same_bits_as_apart(name: str) -> None:
     rng, module, joined = np.random.default_rng(0), cpu_form(name), 0

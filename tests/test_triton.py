@@ -81,7 +81,7 @@ def _tiled(conv: Conv, seed: int = 0) -> np.ndarray:
         "n1c8h12w11k40r7s7u2p3",
     ],
 )
-@pytest.mark.turns(2)
+@pytest.mark.turns(4)
 def test_layers_of_many_channels(text: str) -> None:
     """Several steps of positions, several panels of a tile, leftovers: more than the shared cases have. Whole
     numbers."""

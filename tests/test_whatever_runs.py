@@ -104,6 +104,7 @@ class Floats(nn.Module):
         return self.second(y * x.mean().float()) + y  # type: ignore[no-any-return]
 
 
+@pytest.mark.turns(2)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("tune", ["off", 0.05])
 def test_half_precision_with_float_inside(dtype: torch.dtype, tune: Any) -> None:
@@ -124,6 +125,7 @@ class Residual(nn.Module):
         return F.relu(self.second(y) + y)
 
 
+@pytest.mark.turns(2)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("tune", ["off", 0.05])
 def test_models_in_other_types(dtype: torch.dtype, tune: Any) -> None:

@@ -27,15 +27,15 @@ def main() -> int:
         action="store_true",
         help="one case after the other, each said before it runs, until one fails",
     )
+    parser.add_argument("--few", action="store_true", help="of few shapes of kernel, as in CI")
     given = parser.parse_args()
     threads = tuple(int(t) for t in given.threads.split(","))
     if given.trace:
         return trace(given.method, given.kind, range(given.seed, given.seed + given.count), threads)
     failed = 0
     for name in [given.method] if given.method else native():
-        done = sweep(
-            name, given.kind, range(given.seed, given.seed + given.count), threads, given.isa, given.stop
-        )
+        seeds = range(given.seed, given.seed + given.count)
+        done = sweep(name, given.kind, seeds, threads, given.isa, given.stop, given.few)
         failed += len(done.failures)
         print(f"{name} {given.kind}: {done.ran} ran, {done.refused} refused, {len(done.failures)} failed")
         for line in done.failures[:10]:

@@ -31,6 +31,8 @@ FAMILIES = {
 }
 """Where code depends on the problem's shape, or on many element types (True), so many shapes are met in a
 run, each many times."""
+FEW_FAMILIES = 10
+"""In CI, whose time is LLVM's: of every method. Another commit has others."""
 LIBRARY = ("dense",)
 """Methods that call a library: host ISA only, and no guard pages around what they allocate."""
 
@@ -47,12 +49,14 @@ def sweep(
     threads: tuple[int, ...] = (1,),
     isa: str | None = None,
     stop: int = 5,
+    few: bool = False,
 ) -> Sweep:
-    """Run the seeds; gives up after `stop` failures."""
+    """Run the seeds; gives up after `stop` failures. `few` takes FEW_FAMILIES."""
     done, module = Sweep(), cpu_form(name)
     levels = here_levels()[:1] if name in LIBRARY else here_levels()
     for seed in seeds:
-        one = case(kind, seed, FAMILIES.get((name, "half" in kind or kind == "special"), 0))
+        families = FAMILIES.get((name, "half" in kind or kind == "special"), 0)
+        one = case(kind, seed, FEW_FAMILIES if few else families)
         expected = Expected(one)
         for level in levels if isa is None else (isa,):
             target = replace(
@@ -65,7 +69,8 @@ def sweep(
             done.by_isa[level] = done.by_isa.get(level, 0) + 1
             wrong = faults(module, target, one, expected, threads)
             if wrong:
-                done.failures.append(f"{describe(name, level, one)}\n    {wrong}")
+                said = describe(name, level, one).replace("   #", " --few   #" if few else "   #")
+                done.failures.append(f"{said}\n    {wrong}")
                 if len(done.failures) >= stop:
                     return done
     return done
