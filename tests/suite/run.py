@@ -238,9 +238,9 @@ def _library(kernel: LibraryCall, case: Case, expected: Expected) -> str | None:
     return expected.fault(from_torch(kernel.call(laid(case.x, kernel.reads, d.input), bias, residual)))
 
 
-def describe(method: str, isa: str, case: Case) -> str:
+def describe(method: str, isa: str, case: Case, few: bool = False) -> str:
     """The command that repeats a case."""
     return (
-        f"python -m tests.suite --method {method} --isa {isa} --kind {case.kind} --seed {case.seed}   "
-        f"# {case.conv}"
+        f"python -m tests.suite --method {method} --isa {isa} --kind {case.kind} --seed {case.seed}"
+        f"{' --few' if few else ''}   # {case.conv}"
     )

@@ -69,8 +69,7 @@ def sweep(
             done.by_isa[level] = done.by_isa.get(level, 0) + 1
             wrong = faults(module, target, one, expected, threads)
             if wrong:
-                said = describe(name, level, one).replace("   #", " --few   #" if few else "   #")
-                done.failures.append(f"{said}\n    {wrong}")
+                done.failures.append(f"{describe(name, level, one, few)}\n    {wrong}")
                 if len(done.failures) >= stop:
                     return done
     return done

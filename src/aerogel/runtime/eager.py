@@ -112,10 +112,10 @@ def runner(model: torch.nn.Module, call: Call, way: Way = GRAPH) -> Callable[[],
     return run
 
 
-def answer(model: torch.nn.Module, call: Call) -> Any:
+def answer(model: torch.nn.Module, call: Call, way: Way = GRAPH) -> Any:
     """What a model answers, from the same random numbers each time."""
     torch.manual_seed(0)
-    return runner(model, call)()
+    return runner(model, call, way)()
 
 
 def memory_of(model: torch.nn.Module) -> frozenset[int]:
