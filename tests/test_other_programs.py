@@ -17,15 +17,15 @@ from tests.small_models import sparse
 from tests.test_same_answers import model_of, right
 
 
-@pytest.mark.parametrize("far", [2**14, 2**30])
+@pytest.mark.parametrize("far", [2**14, 2**24])
 def test_pooling_with_large_numbers(far: int) -> None:
-    """Our kernel keeps a padded line: it must not be as long as a step."""
-    for pool in (nn.MaxPool2d(2, far), nn.MaxPool2d(1, 1, dilation=far), nn.AvgPool2d(3, far)):
+    """Our kernel keeps a padded line of the image: where that is long, torch pools."""
+    for pool in (nn.MaxPool2d(2, far), nn.MaxPool2d((1, far), far, (0, far // 2)), nn.AvgPool2d(3, far)):
         model = sparse(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), pool, nn.Conv2d(8, 8, 1)), 0.8)
         x = torch.randn(2, 3, 12, 12)
         fast = aerogel.compile(model, x, tune="off")
         right(fast, model, x)
-        assert fast.workspace_bytes() < 1 << 24
+        assert fast.workspace_bytes() < 1 << 20
 
 
 def test_copies_of_a_model_that_answers_with_names() -> None:
