@@ -5,10 +5,13 @@ r"""A whole model: aerogel beside its opponents, interleaved in one run.
     python -m benchmarks.run unet --sparsity 0.9 --rounds 200 --json unet.json
     python -m benchmarks.run resnet50 --pattern ../shared/patterns/resnet50-95.npz \
         --dtype float16 --against openvino-int8
+    python -m benchmarks.run resnet50 --pattern ../shared/patterns/resnet50-90.npz \
+        --isa avx2 --against torch,inductor,openvino
 
 `ratio.NAME` is the median over the rounds of opponent / aerogel, each round's pair taken one after the other;
 `interval` is its 95 % interval (bootstrap); `ratio.fastest` is to whichever opponent has the lowest median.
-`error` is the largest difference to float64 over the largest output. Everything here is measured.
+`error` is the largest difference to float64 over the largest output. Everything here is measured. With
+`--isa avx2` everybody is held to AVX2, which on an AVX-512 CPU is AVX2 code on that CPU, not an older CPU.
 """
 
 from __future__ import annotations
@@ -17,8 +20,10 @@ import argparse
 import copy
 import json
 import os
+import sys
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from tempfile import mkdtemp
@@ -30,10 +35,19 @@ from rich.console import Console
 from rich.table import Table
 
 import aerogel
+from aerogel.backends import using
+from aerogel.backends.cpu.backend import Cpu
+from aerogel.ir import host
 from aerogel.tune.measure import interleaved
 from benchmarks.harness.opponents import OPPONENTS, outputs, prepare
 from benchmarks.zoo.models import MODELS, Call, example, make, prune, prune_pattern
 
+HELD = {
+    "ONEDNN_MAX_CPU_ISA": "AVX2",  # torch's oneDNN and OpenVINO's
+    "ATEN_CPU_CAPABILITY": "avx2",
+    "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+}
+"""What holds others to AVX2. onnxruntime cannot be held."""
 QUANTILES = {"min": 0.0, "p25": 0.25, "p50": 0.5}
 
 
@@ -59,6 +73,7 @@ def main() -> None:
         action="store_true",
         help="keep every oneDNN, torch's and OpenVINO's, from the matrix unit",
     )
+    parser.add_argument("--isa", choices=("avx2",), help="hold us and the others to these instructions")
     parser.add_argument("--tune", default="fast")
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--against", default="torch", help=f"any of {','.join(OPPONENTS)}")
@@ -70,6 +85,8 @@ def main() -> None:
     given = parser.parse_args()
     if given.without_amx:
         os.environ["ONEDNN_MAX_CPU_ISA"] = "AVX10_1_512"  # read when oneDNN is first used
+    if given.isa and not HELD.items() <= os.environ.items():  # read when libraries are loaded
+        os.execve(sys.executable, [sys.executable, "-m", "benchmarks.run", *sys.argv[1:]], os.environ | HELD)
     torch.set_num_threads(given.threads)
     model = make(given.model)
     model = (
@@ -82,9 +99,11 @@ def main() -> None:
     size = given.size or MODELS[given.model][1]
     call = example(given.model, given.batch, size)
     dtype = getattr(torch, given.dtype) if given.dtype else None
-    result = compare(
-        model, call, given.against.split(","), given.threads, given.rounds, given.tune, given.explain, dtype
-    )
+    against = given.against.split(",")
+    if given.isa and "onnxruntime" in against:
+        parser.error("onnxruntime cannot be held to AVX2: leave it out")
+    with using(Cpu(replace(host().lower(given.isa or host().isa), threads=given.threads))):
+        result = compare(model, call, against, given.threads, given.rounds, given.tune, given.explain, dtype)
     what = given.pattern.stem if given.pattern else f"{given.sparsity:.0%}"
     result |= {
         "model": given.model,

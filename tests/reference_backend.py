@@ -13,7 +13,7 @@ from torch import Tensor
 from aerogel.backends import Backend, Runner
 from aerogel.capture import interpret
 from aerogel.capture.network import Network
-from aerogel.ir import Array, Config, Conv, Node, Other, Packed, Plan, Stats, Weight
+from aerogel.ir import ALONE, Array, Config, Conv, Node, Other, Packed, Place, Plan, Stats, Weight
 from aerogel.reference import reference
 
 ABLE = ("dense", "direct")
@@ -52,7 +52,7 @@ class Reference(Backend):
         return ReferenceForm(name)
 
     def candidate(
-        self, conv: Conv, config: Config, weight: Weight, x: Array, bias: Array
+        self, conv: Conv, config: Config, weight: Weight, x: Array, bias: Array, place: Place = ALONE
     ) -> Callable[[], object]:
         return Timed(lambda: self.output(conv, config, weight, x, torch.from_numpy(bias), None), config)
 

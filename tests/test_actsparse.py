@@ -19,7 +19,20 @@ from aerogel.backends.cpu.threads import run
 from aerogel.backends.cpu.trial import built, rotating
 from aerogel.codegen.cpu.abi import native
 from aerogel.errors import InvalidFile
-from aerogel.ir import Config, Conv, Idle, Plan, Stats, Target, Timing, Tried, Weight, here_levels, host
+from aerogel.ir import (
+    Config,
+    Conv,
+    Idle,
+    Place,
+    Plan,
+    Stats,
+    Target,
+    Timing,
+    Tried,
+    Weight,
+    here_levels,
+    host,
+)
 from aerogel.methods.actsparse import cpu as actsparse
 from aerogel.methods.dense import cpu as dense
 from aerogel.reference import reference
@@ -70,7 +83,7 @@ def test_every_panel_is_exact(isa: str) -> None:
     for own in (weight, sparse):
         wanted = reference(x.astype(np.float64), own.astype(np.float64), CONV, bias.astype(np.float64))
         for config in actsparse.configs(CONV, target, Stats.of(own, IDLE)):
-            reads, writes = actsparse.layouts(CONV, config, target, (1, 1, 1, 1))
+            reads, writes = actsparse.layouts(CONV, config, target, Place((1, 1, 1, 1)))
             packed = actsparse.pack(own, CONV, config)
             assert np.array_equal(actsparse.unpack(packed, CONV), own)
             kernels = actsparse.build(packed, CONV, config, target, reads, writes)

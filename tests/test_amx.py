@@ -94,7 +94,7 @@ def test_code_for_amx_is_refused_without_it() -> None:
         amx.function(CODE)
     config = next(tilewise.configs(CONV, WITH, Stats.of(np.ones(CONV.weight_shape, np.float32))))
     weight = np.zeros(CONV.weight_shape, np.uint16)
-    reads, writes = tilewise.layouts(CONV, config, WITH, (0, 0, 0, 0))
+    reads, writes = tilewise.layouts(CONV, config, WITH)
     with pytest.raises(PlanMismatch, match="for AMX in bf16"):
         tilewise.build(
             tilewise.pack(weight, CONV, config), CONV, config, host().lower("avx512"), reads, writes

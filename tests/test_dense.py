@@ -77,7 +77,7 @@ def test_a_private_operator_that_fails_gives_way_to_the_plain_one(monkeypatch: p
     conv = Conv(4, 4, 3, 3, pad=(1, 1, 1, 1), epilogue=("bias", "add", "relu")).at(1, 8, 8)
     weight = np.ones(conv.weight_shape, np.float32)
     config = Config.make("dense", channels_last=1, prepacked=1)
-    reads, writes = dense.layouts(conv, config, host(), (0, 0, 0, 0))
+    reads, writes = dense.layouts(conv, config, host())
     kernel = dense.build(dense.pack(weight, conv, config), conv, config, host(), reads, writes)
     x, bias, residual = torch.randn(1, 4, 8, 8), torch.randn(4), torch.randn(1, 4, 8, 8)
     wanted = torch.relu(torch.conv2d(x, torch.from_numpy(weight), bias, padding=1) + residual)

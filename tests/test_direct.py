@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from aerogel.errors import InvalidFile, PlanMismatch, ShapeError
-from aerogel.ir import Array, Config, Conv, Packed, Stats, Target, host
+from aerogel.ir import Array, Config, Conv, Packed, Place, Stats, Target, host
 from aerogel.methods.direct import cpu as direct
 
 CONV = Conv.parse("n1c8h6w6k6r3s3u1p1")
@@ -72,7 +72,7 @@ def test_foreign_formats_are_refused() -> None:
 
 def test_layouts_that_would_read_outside_are_refused() -> None:
     _, packed = _packed()
-    reads, writes = direct.layouts(CONV, CONFIG, host(), (1, 1, 1, 1))
+    reads, writes = direct.layouts(CONV, CONFIG, host(), Place((1, 1, 1, 1)))
     assert direct.build(packed, CONV, CONFIG, host(), reads, writes)
     wider = replace(reads, border=(2, 1, 2, 1))
     assert direct.build(packed, CONV, CONFIG, host(), wider, writes), "a wider border than needed is welcome"
@@ -98,7 +98,7 @@ def test_one_packing_serves_every_image_size() -> None:
 
 def test_images_beyond_32_bit_offsets_are_refused_before_allocation() -> None:
     conv = Conv.parse("n1c8h16384w16384k6r3s3u1p1")
-    reads, writes = direct.layouts(conv, CONFIG, host(), (0, 0, 0, 0))
+    reads, writes = direct.layouts(conv, CONFIG, host())
     with pytest.raises(ShapeError, match="2 GiB"):
         direct.build(_packed()[1], conv, CONFIG, host(), reads, writes)
 
@@ -113,7 +113,7 @@ def test_slack_covers_what_the_last_run_reads() -> None:
         pad = tuple(int(rng.integers(0, side)) for side in (r, s, r, s))
         conv = Conv(3, 4, r, s, pad=(pad[0], pad[1], pad[2], pad[3]), n=1, h=h, w=w)
         config = Config.make("direct", vectors=v, channels=3, groups=1, ahead=0, aligned=1)
-        reads, _ = direct.layouts(conv, config, target, (0, 0, 0, 0))
+        reads, _ = direct.layouts(conv, config, target)
         plane, (p, q) = reads.plane(h, w), conv.out
         # bands begin at any row, so a block may begin at the last pixel
         last_block = (p - 1) * reads.pitch + q - 1

@@ -18,7 +18,7 @@ def _through(x: Array, epilogue: tuple[str, ...], target: Target, output: str = 
     """x through a 1x1 convolution with the single weight 1."""
     conv = Conv(1, 1, epilogue=epilogue, dtypes=Dtypes("f32", "f32", "f32", output), n=1, h=1, w=len(x))
     config = Config.make("direct", vectors=4, channels=1, groups=1, ahead=0, aligned=0)
-    reads, writes = direct.layouts(conv, config, target, (0, 0, 0, 0))
+    reads, writes = direct.layouts(conv, config, target)
     kernels = direct.build(
         direct.pack(np.ones((1, 1, 1, 1), np.float32), conv, config), conv, config, target, reads, writes
     )

@@ -15,7 +15,7 @@ import pytest
 
 from aerogel.codegen.cpu import blocks, lists, llvm, rows, tiles
 from aerogel.codegen.cpu.abi import POINTERS, Kernel, native
-from aerogel.ir import NUMPY, Array, Conv, Dtypes, Target
+from aerogel.ir import NUMPY, Array, Conv, Dtypes, Place, Target
 from aerogel.methods import cpu_form
 from tests import counts
 from tests.suite import sweep
@@ -100,7 +100,7 @@ def _kernel(name: str, one: Case) -> Kernel:
     module = cpu_form(name)
     points = list(module.configs(one.conv, NEON, worth_it(one.weight)))
     config = points[int(one.pick * len(points))]
-    reads, writes = module.layouts(one.conv, config, NEON, one.border)
+    reads, writes = module.layouts(one.conv, config, NEON, Place(one.border))
     packed = module.pack(one.weight, one.conv, config)
     (kernel,) = native(module.build(packed, one.conv, config, NEON, reads, writes))
     return replace(kernel)

@@ -63,7 +63,7 @@ def test_the_same_bits_as_apart(name: str) -> None:
         config = configs[int(rng.integers(len(configs)))]
         packed, (reads, writes) = (
             module.pack(held, conv, config),
-            module.layouts(conv, config, target, (0, 0, 0, 0)),
+            module.layouts(conv, config, target),
         )
         writes, after = (
             replace(writes, slack=max(16, writes.slack)),

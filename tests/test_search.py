@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from aerogel.backends.cpu.lower.arena import Touch, place
 from aerogel.ir import Choice, Config, Conv, Graph, Node, Ref, Timing, Tried
 from aerogel.tune.assign import Costs, assign
-from aerogel.tune.search import keep, pitched, runner_up, worth
+from aerogel.tune.search import contenders, keep, pitched, refined, worth
 
 RNG = np.random.default_rng(0)
 
@@ -144,6 +146,36 @@ def test_rows_of_whole_vectors_must_pay_for_the_whole_image_size() -> None:
     bad = pitched(choices, [{"a": [50.0] * 3, "b": [90.0] * 3}, {"a": [70.0] * 3, "b": [55.0] * 3}])
     assert [c.config["aligned"] for c in bad] == [0, 0], "20 won, 35 lost"
     assert "slower by more" in bad[0].reason
-    assert runner_up(good[0]) == good[0].config, (
+    assert contenders(good[0], [], 8) == [good[0].config], (
         "its second configuration would change the pitch of its neighbours"
     )
+
+
+def _direct(vectors: int, channels: int, in_order: int = 0) -> Config:
+    return Config.make("direct", vectors=vectors, channels=channels, in_order=in_order, aligned=0)
+
+
+def test_contenders_are_apart() -> None:
+    """Two configurations that are alike lose alike: the running network is asked about others."""
+    tried = [_direct(14, 256), _direct(13, 256), _direct(12, 256), _direct(14, 128)]
+    timed = tuple(Tried(config, Timing.of([us], [us])) for us, config in enumerate(tried, 50))
+    choice = Choice("a", "a", Conv.parse("n1c8h8w8k8r1s1u1p0"), tried[0], tried=timed)
+    modelled = [_direct(14, 256, 1), _direct(11, 200), _direct(7, 64)]
+    found = contenders(choice, modelled, 8)
+    assert found == [tried[0], tried[3], modelled[0], modelled[2]]
+    assert contenders(choice, modelled, 2) == found[:2]
+    other = Config.make("stridepack", rows=1)
+    assert contenders(replace(choice, config=other), modelled, 8)[0] == other
+
+
+def test_the_running_network_decides() -> None:
+    configs = [_direct(14, 256), _direct(7, 256), _direct(7, 64)]
+    choice = Choice("a", "a", Conv.parse("n1c8h8w8k8r1s1u1p0"), configs[0])
+    faster = refined(choice, configs, [[10.0] * 8, [9.0] * 8, [7.0] * 8])
+    assert faster.config == configs[2]
+    assert "running network" in faster.reason
+    assert faster.in_network is not None
+    assert faster.in_network.ratio_p50 == pytest.approx(10 / 7)
+    noise = refined(choice, configs, [[10.0] * 8, [9.0, 11.0] * 4, [10.0] * 8])
+    assert noise.config == configs[0], "faster in half of the rounds is not faster"
+    assert refined(choice, configs, [[], [], []]) == choice, "a layer that does not run there"

@@ -10,7 +10,7 @@ import pytest
 
 from aerogel.backends.cpu.threads import run
 from aerogel.errors import InvalidFile, PlanMismatch, ShapeError
-from aerogel.ir import Array, Config, Conv, Packed, Stats, Target, here_levels, host
+from aerogel.ir import Array, Config, Conv, Packed, Place, Stats, Target, here_levels, host
 from aerogel.methods.direct import cpu as direct
 from aerogel.methods.stridepack import cpu as stridepack
 from aerogel.reference import reference
@@ -49,7 +49,7 @@ def test_every_register_block(name: str, isa: str) -> None:
             blocks.setdefault((options.get("vectors"), options.get("rows"), options.get("columns")), config)
     assert len(blocks) >= (6 if name == "direct" else 20)
     for config in blocks.values():
-        reads, writes = module.layouts(conv, config, target, (1, 1, 1, 1))
+        reads, writes = module.layouts(conv, config, target, Place((1, 1, 1, 1)))
         kernels = module.build(module.pack(weight, conv, config), conv, config, target, reads, writes)
         xb, yb = reads.allocate(conv.x_shape), writes.allocate(conv.y_shape)
         reads.write(xb, x)
@@ -149,9 +149,9 @@ def test_a_group_that_reads_other_channels_is_refused() -> None:
 
 def test_layouts_that_would_read_outside_are_refused() -> None:
     _, packed = _packed()
-    reads, writes = stridepack.layouts(CONV, CONFIG, host(), (1, 1, 1, 1))
+    reads, writes = stridepack.layouts(CONV, CONFIG, host(), Place((1, 1, 1, 1)))
     assert stridepack.build(packed, CONV, CONFIG, host(), reads, writes)
-    wider, _ = stridepack.layouts(CONV, CONFIG, host(), (1, 1, 1, 1), 0, reads.pitch + 5)
+    wider, _ = stridepack.layouts(CONV, CONFIG, host(), Place((1, 1, 1, 1), x_pitch=reads.pitch + 5))
     assert stridepack.build(packed, CONV, CONFIG, host(), wider, writes), (
         "input and output may have different pitches"
     )

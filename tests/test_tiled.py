@@ -4,20 +4,26 @@ weight does to them."""
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
+import aerogel
+from aerogel.backends.cpu.backend import Cpu
 from aerogel.backends.cpu.threads import run
 from aerogel.errors import InvalidFile, PlanMismatch
 from aerogel.formats import clusters
-from aerogel.ir import Array, Config, Conv, Packed, Stats, Target, here_levels, host, majority
+from aerogel.ir import Array, Config, Conv, Packed, Place, Stats, Target, here_levels, host, majority
 from aerogel.methods.blockgemm import cpu as blockgemm
 from aerogel.methods.tilewise import cpu as tilewise
 from aerogel.pruning.masks import masks
 from aerogel.reference import reference
+from aerogel.runtime.reading import network_of
+from aerogel.tune.search import group_layers
 
 CONV = Conv.parse("n1c16h6w6k70r3s3u1p1")
 OPTIONS = {"filters": 4, "width": 2, "vectors": 4, "rows": 32, "channels": 8, "groups": 2, "ahead": 0}
@@ -95,7 +101,7 @@ def test_every_register_block(module: ModuleType, isa: str) -> None:
         blocks.setdefault((config["filters"], config["width"]), config)
     assert len(blocks) > 15
     for config in blocks.values():
-        reads, writes = module.layouts(conv, config, target, (1, 1, 1, 1))
+        reads, writes = module.layouts(conv, config, target, Place((1, 1, 1, 1)))
         kernels = module.build(module.pack(weight, conv, config), conv, config, target, reads, writes)
         xb, yb = reads.allocate(conv.x_shape), writes.allocate(conv.y_shape)
         reads.write(xb, x)
@@ -155,18 +161,49 @@ def test_damage_is_found(module: ModuleType) -> None:
 def test_a_layout_without_slack_is_refused(module: ModuleType) -> None:
     config = Config.make(module.NAME, **OPTIONS)
     packed = module.pack(_pruned(CONV, "tilewise"), CONV, config)
-    reads, writes = module.layouts(CONV, config, host(), (0, 0, 0, 0))
+    reads, writes = module.layouts(CONV, config, host())
     with pytest.raises(PlanMismatch, match=module.NAME):
         module.build(packed, CONV, config, host(), replace(reads, slack=0), writes)
 
 
+TWIN = Conv.parse("n1c32h10w10k32r3s3u1p1")
+
+
+def _twins(*weights: Array) -> nn.Sequential:
+    """Layers with the same problem and as many zeros."""
+    layers = [nn.Conv2d(TWIN.c, TWIN.k, 3, padding=1) for _ in weights]
+    for layer, weight in zip(layers, weights, strict=True):
+        layer.weight.data = torch.from_numpy(weight)
+    return nn.Sequential(*layers).eval()
+
+
 def test_a_layer_pruned_tile_wise_is_no_twin_of_one_that_is_not() -> None:
     """Same problem, same sparsity: timed apart, because another method may win."""
-    from aerogel.ir.graph import Graph, Node, Ref
-    from aerogel.tune.search import group_layers
+    model = _twins(*(_pruned(TWIN, pattern) for pattern in ("tilewise", "unstructured", "unstructured")))
+    network, _ = network_of(model, ((torch.zeros(TWIN.x_shape),), {}), None, lambda _: None)
+    groups = group_layers(Cpu(), network, network.shapes([torch.zeros(TWIN.x_shape)]))
+    assert [len(group) for group in groups] == [1, 2]
 
-    weights = {"a": _pruned(CONV, "tilewise", 0.75), "b": _pruned(CONV, "unstructured", 0.75)}
-    layer = replace(CONV.layer())
-    nodes = tuple(Node(f"{n}y", "conv", (Ref("x"), Ref(n)), {}, layer, n) for n in weights)
-    graph = Graph(("x",), tuple(weights), nodes, tuple(Ref(n.name) for n in nodes))
-    assert len(group_layers(graph, {"x": CONV.x_shape}, weights)) == 2
+
+def test_layers_of_which_a_method_refuses_one_are_no_twins(tmp_path: Path) -> None:
+    """They shared the record of the first, which named a method that refuses the second: the file of such a
+    model did not load."""
+    rng, weights = np.random.default_rng(0), list[Array]()
+    for share in (0.65, 0.3):  # of its positions that a filter shares with the next
+        own = np.zeros((TWIN.k, 288), np.float32)
+        for k in range(0, TWIN.k, 2):
+            places = rng.permutation(288)
+            same, apart = places[: int(28 * share)], places[int(28 * share) :]
+            for i in (0, 1):
+                kept = np.concatenate([same, apart[i * 140 : i * 140 + 28 - len(same)]])
+                own[k + i, kept] = rng.standard_normal(28)
+        weights.append(own.reshape(TWIN.weight_shape))
+    first, second = (Stats.of(own) for own in weights)
+    assert first.nonzeros == second.nonzeros
+    assert blockgemm.refuse(TWIN, host(), first) is None
+    assert "share" in str(blockgemm.refuse(TWIN, host(), second))
+    x = torch.randn(TWIN.x_shape)
+    fast = aerogel.compile(_twins(*weights), x, progress=False)
+    assert fast.network is not None
+    aerogel.save(fast, tmp_path / "model.aero")
+    assert torch.equal(aerogel.load(tmp_path / "model.aero")(x), fast(x))

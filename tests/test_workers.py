@@ -32,7 +32,7 @@ def _layer() -> tuple[workers.Segment, np.ndarray, np.ndarray, list[object]]:
     )
     x = rng.integers(-3, 4, CONV.x_shape).astype(np.float32)
     config = Config.make("direct", vectors=3, channels=8, groups=4, ahead=0, aligned=0)
-    reads, writes = direct.layouts(CONV, config, host(), (0, 0, 0, 0))
+    reads, writes = direct.layouts(CONV, config, host())
     (kernel,) = direct.build(direct.pack(weight, CONV, config), CONV, config, host(), reads, writes)
     xb, yb = (
         np.zeros(lay.elements(s), np.float32) for lay, s in ((reads, CONV.x_shape), (writes, CONV.y_shape))
@@ -75,7 +75,7 @@ def test_a_thread_writes_no_other_threads_scratch(name: str) -> None:
     weight[:, ::3] = 0
     used = 0
     for config in module.configs(CONV, host(), worth_it(weight)):
-        reads, writes = module.layouts(CONV, config, host(), (0, 0, 0, 0))
+        reads, writes = module.layouts(CONV, config, host())
         (kernel,) = native(
             module.build(module.pack(weight, CONV, config), CONV, config, host(), reads, writes)
         )

@@ -64,8 +64,8 @@ def measured(
     network, target = fast.network, fast.plan.target
     assert isinstance(target, Target)
     configs = {c.node: c.config for c in fast.plan.choices}
-    made = program(network, network.shapes([x]), configs, target.threads)
-    space, times = workspace(network, made, target.threads), dict[str, list[float]]()
+    made = program(network, network.shapes([x]), configs, target)
+    space, times = workspace(network, made, target), dict[str, list[float]]()
     with torch.no_grad():
         for _ in range(ROUNDS):
             for name, spent in space.timed([x]).items():

@@ -84,7 +84,7 @@ def measure(conv: Conv, mask: Any, target: Target, given: argparse.Namespace) ->
     for name in ("direct", "stridepack"):
         module = cpu_form(name)
         for config in islice(module.configs(conv, target, stats), given.configs):
-            reads, writes = module.layouts(conv, config, target, (0, 0, 0, 0))
+            reads, writes = module.layouts(conv, config, target)
             writes, after = (
                 replace(writes, slack=max(16, writes.slack)),
                 Layout("planar", y_shape[3] + 1, (1, 1, 1, 1), 16),
@@ -134,7 +134,7 @@ def arena() -> dict[str, int]:
     fast = aerogel.compile(model.eval(), x, tune="off")
     assert fast.network is not None
     shapes, plan = fast.network.shapes([x]), {c.node: c.config for c in fast.plan.choices}
-    programs = [program(fast.network, shapes, plan, 1, joined) for joined in ((), plan)]
+    programs = [program(fast.network, shapes, plan, host(), joined) for joined in ((), plan)]
     return dict(zip(("apart", "together"), (p.arena_bytes for p in programs), strict=True))
 
 

@@ -9,6 +9,7 @@ precision gains.
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -45,6 +46,8 @@ def inductor(model: torch.nn.Module, call: Call, threads: int) -> Run:
     import torch._inductor.config
 
     torch._inductor.config.freezing = True
+    if os.environ.get("ATEN_CPU_CAPABILITY") == "avx2":
+        torch._inductor.config.cpp.simdlen = 256
     compiled: Any = torch.compile(body(model, CHANNELS_LAST))
     args, kwargs = call
 

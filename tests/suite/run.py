@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from aerogel.codegen.cpu import amx
 from aerogel.codegen.cpu.abi import Kernel, LibraryCall
-from aerogel.ir import NUMPY, Array, Config, Idle, Layout, Stats, Target, from_float64, to_float64
+from aerogel.ir import NUMPY, Array, Config, Idle, Layout, Place, Stats, Target, from_float64, to_float64
 from aerogel.methods import CpuForm
 from aerogel.reference import F64, activate, bound, convolve, reference
 from tests.suite.cases import Case
@@ -142,7 +142,7 @@ def faults(
         to_float64(method.unpack(packed, case.conv), stored), to_float64(case.weight, stored)
     ):
         return f"{config}: unpack(pack(weight)) is not the weight"
-    reads, writes = method.layouts(case.conv, config, target, case.border)
+    reads, writes = method.layouts(case.conv, config, target, Place(case.border))
     kernels = method.build(packed, case.conv, config, target, reads, writes)
     if isinstance(kernels, LibraryCall):
         return _library(kernels, case, expected)

@@ -16,6 +16,7 @@ and may say, where it is so,
     host(...)               the model and calls as they are read, where that is elsewhere
     suits(target)           whether a plan made for that target can be replayed here
     image_by_image          whether larger batches may be faster one image after another
+    places(...)             where the maps around each layer will stand, so that it is timed there
     active(...)             of a method that skips zeros of its input: the share that it cannot skip
     crossings(...), entry(...)   calls that bring values to and from its kernels, where those cost time
     in_network(...)         runs of the whole network that say what each layer takes
@@ -37,7 +38,7 @@ from torch.utils import _pytree as pytree
 
 from aerogel.capture.network import Network
 from aerogel.capture.nodes import Shapes
-from aerogel.ir import Array, Choice, Config, Conv, Dtypes, Graph, Node, Plan, Pool, Weight
+from aerogel.ir import ALONE, Array, Choice, Config, Conv, Dtypes, Graph, Node, Place, Plan, Pool, Weight
 from aerogel.methods import Form
 
 Trial = Callable[[], object]
@@ -86,7 +87,9 @@ class Backend:
     def form(self, name: str) -> Form:
         raise NotImplementedError
 
-    def candidate(self, conv: Conv, config: Config, weight: Weight, x: Array, bias: Array) -> Trial:
+    def candidate(
+        self, conv: Conv, config: Config, weight: Weight, x: Array, bias: Array, place: Place = ALONE
+    ) -> Trial:
         raise NotImplementedError
 
     def output(
@@ -115,6 +118,13 @@ class Backend:
 
     def host(self, model: Any, calls: Sequence[Any]) -> tuple[Any, list[Any]]:
         return model, list(calls)
+
+    def places(
+        self, network: Network, shapes: Shapes, configs: Mapping[str, Config] | None = None
+    ) -> Mapping[str, Place]:
+        """By node, under these configurations or before there are any; a layer that is not there is timed
+        alone."""
+        return {}
 
     def active(self, conv: Conv, config: Config, weight: Weight, x: Array) -> float:
         return 1.0

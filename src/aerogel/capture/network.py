@@ -60,7 +60,7 @@ class Network:
         return [n for n in self.graph.nodes if n.conv is not None]
 
     def stats(self, node: Node) -> Stats:
-        return Stats.of(self.arrays[node.conv_inputs()[1]])
+        return self.weight(node).stats
 
     def weight(self, node: Node) -> Weight:
         """Of a convolution."""

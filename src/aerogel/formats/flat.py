@@ -2,7 +2,8 @@
 what tiles leave over.
 
     group   [0, 4, 8]                filters 0-3 and 4-7 are the units of work that threads share
-    row     [2, 0, 3, 1, | 1, 3, ...    for each group and block of channels: filters, the longest row first
+    row     [2, 0, 3, 1, | 1, 3, ...    for each group and block of channels: filters, the longest row first,
+                                     or as they are numbered
     start   [0, 5, 9, 11, 12, | ...     where the nonzeros of that row begin
     position [...]                   (c * R + r) * S + s within the filter's own channels
     value   [...]
@@ -13,24 +14,39 @@ and output planes have one pitch (codegen/cpu/rows.py).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from itertools import pairwise
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import pairwise, product
 
 import numpy as np
 
 from aerogel.codegen.cpu.rows import RowsCode
 from aerogel.codegen.cpu.sums import by_rank, lane_bits, spread
 from aerogel.errors import InvalidFile, PlanMismatch, ShapeError
-from aerogel.ir import ITEM_BYTES, NUMPY, Array, Config, Conv, Layout, Target, ceil_div, nonzero, round_up
+from aerogel.ir import (
+    ALONE,
+    ITEM_BYTES,
+    NUMPY,
+    Array,
+    Config,
+    Conv,
+    Layout,
+    Place,
+    Target,
+    ceil_div,
+    nonzero,
+    round_up,
+    widest,
+)
 
 ARRAYS = ("group", "row", "start", "position", "value")
 
 
 def pack(
-    weight: Array, conv: Conv, block: int, groups: int, work: Array | None = None
+    weight: Array, conv: Conv, block: int, groups: int, work: Array | None = None, in_order: bool = False
 ) -> tuple[dict[str, Array], int]:
     """The arrays, and the number of blocks of channels. Groups of filters have about equal `work`, by default
-    their nonzeros."""
+    their nonzeros. With `in_order` filters follow each other as they are numbered, not by length: y is then
+    written from front to back."""
     k, c, r, s = conv.weight_shape
     if weight.shape != (k, c, r, s):
         raise ShapeError(f"weight of shape {weight.shape} for {conv.layer()}, which takes {(k, c, r, s)}")
@@ -45,7 +61,8 @@ def pack(
     edges = _edges(counts.sum(1) if work is None else work, groups)
     group_of = np.searchsorted(edges, np.arange(k), side="right") - 1
     pair_k, pair_b = (a.ravel() for a in np.meshgrid(np.arange(k), np.arange(blocks), indexing="ij"))
-    order = np.lexsort((pair_k, -counts.ravel(), pair_b, group_of[pair_k]))
+    length = np.zeros(k * blocks, np.int64) if in_order else -counts.ravel()
+    order = np.lexsort((pair_k, length, pair_b, group_of[pair_k]))
     rank = np.empty(k * blocks, np.int64)
     rank[order] = np.arange(k * blocks)
     nonzeros = by_rank(rank[pair])
@@ -106,9 +123,7 @@ def layouts(
     lanes: int,
     vectors: int,
     aligned: bool,
-    border: tuple[int, int, int, int],
-    pitch: int = 0,
-    x_pitch: int = 0,
+    place: Place = ALONE,
 ) -> tuple[Layout, Layout]:
     """Planes of one pitch on both sides; phases when there is a stride.
 
@@ -116,9 +131,10 @@ def layouts(
     """
     (_, w), (_, q), (_, left, _, right) = conv.size, conv.out, conv.pad
     d = conv.dtypes
-    pitch = max(pitch, q + max(border[1], border[3]))
+    border, x_border = place.border, widest(conv.pad, place.x_border)
+    pitch = max(place.pitch, q + max(border[1], border[3]))
     wide = (
-        max(x_pitch, w + max(left, right))
+        max(place.x_pitch, w + max(left, right, x_border[1], x_border[3]))
         if conv.stride == (1, 1)
         else ceil_div(w + left + right, conv.stride[1])
     )
@@ -126,7 +142,7 @@ def layouts(
     if aligned:
         pitch = lanes // 2 if pitch <= lanes // 2 else round_up(pitch, lanes)
     if conv.stride == (1, 1):
-        reads = Layout("planar", pitch, conv.pad, dtype=d.input)
+        reads = Layout("planar", pitch, x_border, dtype=d.input)
     else:
         (u, v), (dh, dw) = conv.stride, conv.dilation
         kept = (1 + max(i * dh % u for i in range(conv.r)), 1 + max(j * dw % v for j in range(conv.s)))
@@ -177,6 +193,40 @@ def pixels(conv: Conv, config: Config, target: Target, pitch: int, rows: int) ->
     """Pixels that are computed for so many rows of a plane: blocks of vectors end where rows do not."""
     step = config["vectors"] * target.vector_bytes // ITEM_BYTES[conv.dtypes.accumulator]
     return round_up((rows - 1) * pitch + conv.out[1], step)
+
+
+def most_vectors(conv: Conv, lanes: int) -> int:
+    """Vectors that hold the pixels of a plane, at most: rows may stand further apart in a network."""
+    return conv.out[0] * (ceil_div(conv.out[1], lanes) + 1)
+
+
+def live_vectors(conv: Conv, lanes: int, place: Place) -> int:
+    """Vectors that hold them at this place."""
+    reads, _ = layouts(conv, lanes, 1, False, place)
+    return max(1, ceil_div((conv.out[0] - 1) * reads.pitch + conv.out[1], lanes))
+
+
+UNITS = 4
+"""Units of work for each thread, at least: threads then finish together."""
+
+
+def filter_groups(conv: Conv, blocks: int, target: Target) -> int:
+    """Groups of filters that make enough units of work, where a plane is so many blocks."""
+    units = max(1, conv.batch * blocks)
+    return 1 if target.threads == 1 else min(conv.k, max(1, ceil_div(UNITS * target.threads, units)))
+
+
+def regrouped(configs: Iterable[Config], conv: Conv, target: Target) -> Iterator[Config]:
+    """The configurations, then each in other numbers of groups: a record or a plan may name what suited
+    another place."""
+    known = []
+    for config in configs:
+        known.append(config)
+        yield config
+    most = 1 if target.threads == 1 else min(conv.k, UNITS * target.threads)
+    for config, groups in product(known, range(1, most + 1)):
+        if groups != config["groups"]:
+            yield Config.make(config.method, **{**dict(config.options), "groups": groups})
 
 
 def image_bytes(conv: Conv) -> int:
@@ -270,7 +320,7 @@ def compatible(
     name: str, conv: Conv, lanes: int, vectors: int, aligned: bool, reads: Layout, writes: Layout
 ) -> None:
     """Raise unless these layouts give what the flat numbering of pixels needs."""
-    wanted, _ = layouts(conv, lanes, vectors, aligned, writes.border)
+    wanted, _ = layouts(conv, lanes, vectors, aligned, Place(writes.border))
     x_slack, y_slack = _slacks(conv, lanes, vectors, aligned, reads, writes)
     held = all(have >= need for have, need in zip(reads.border, conv.pad, strict=True))
     held = held if reads.kind == "planar" else reads.border == conv.pad

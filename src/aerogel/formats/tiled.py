@@ -24,7 +24,20 @@ from aerogel.codegen.cpu import amx, blocks, llvm, sums
 from aerogel.codegen.cpu.abi import Kernel
 from aerogel.errors import InvalidFile, PlanMismatch
 from aerogel.formats import flat
-from aerogel.ir import NUMPY, Array, Config, Conv, Layout, Packed, Target, ceil_div, nonzero, to_float64
+from aerogel.ir import (
+    ALONE,
+    NUMPY,
+    Array,
+    Config,
+    Conv,
+    Layout,
+    Packed,
+    Place,
+    Target,
+    ceil_div,
+    nonzero,
+    to_float64,
+)
 
 ARRAYS = (*flat.ARRAYS, "tile", "tile_row", "tile_position", "tile_panel", "member", "panel")
 VERSION = 1
@@ -69,16 +82,15 @@ def on_amx(conv: Conv, target: Target) -> bool:
     return "amx_bf16" in target.extras and (conv.dtypes.input, conv.dtypes.weight) == ("bf16", "bf16")
 
 
-def configs(name: str, conv: Conv, target: Target, inside: int, outside: int) -> Iterator[Config]:
+def configs(
+    name: str, conv: Conv, target: Target, inside: int, outside: int, place: Place
+) -> Iterator[Config]:
     """Register blocks, pixels and stages, ordered by a cost model; `inside` and `outside` are nonzeros in
     tiles and in rows."""
     lanes, own = target.vector_bytes // 4, conv.c // conv.groups
-    reads, _ = flat.layouts(conv, lanes, 1, False, (0, 0, 0, 0))
-    live = max(1, ceil_div((conv.out[0] - 1) * reads.pitch + conv.out[1], lanes))
+    live, widest = flat.live_vectors(conv, lanes, place), flat.most_vectors(conv, lanes)
 
     def config(filters: int, width: int, vectors: int, rows: int) -> Config:
-        units = max(1, conv.batch * ceil_div(live, vectors))
-        groups = min(conv.k, 1 if target.threads == 1 else max(1, -(-4 * target.threads // units)))
         fits = int(target.l1_bytes // (conv.r * vectors * target.vector_bytes))
         channels = min(own, max(8, 1 << max(0, fits.bit_length() - 1)))
         return Config.make(
@@ -88,23 +100,23 @@ def configs(name: str, conv: Conv, target: Target, inside: int, outside: int) ->
             vectors=vectors,
             rows=rows,
             channels=channels,
-            groups=groups,
+            groups=flat.filter_groups(conv, ceil_div(live, vectors), target),
             ahead=4,
         )
 
+    cost, points = {}, list[tuple[int, int, int, int]]()
     if on_amx(conv, target):
-        for parts, rows in product((3, 2, 4, 1, 6), (1024, 512)):
-            yield config(amx.FILTERS, amx.WIDTH, amx.WIDTH * parts, rows)
-    cost = {}
-    for width, parts in product(range(1, min(live, 7) + 1), (1, 2, 3)):
+        parts_rows = product((3, 2, 4, 1, 6), (1024, 512))
+        points = [(amx.FILTERS, amx.WIDTH, amx.WIDTH * parts, rows) for parts, rows in parts_rows]
+    for width, parts in product(range(1, min(widest, 7) + 1), (1, 2, 3)):
         most = min(16, (_REGISTERS[target.isa] - 1) // width - 1, conv.k)
         for filters in (1, *range(max(2, most // 2), most + 1)):
-            if width * parts <= min(_MOST_VECTORS, live + width - 1):
+            if width * parts <= min(_MOST_VECTORS, widest + width - 1):
                 for rows in (64, 128, 256):
                     point = filters, width, width * parts, rows
                     cost[point] = _cycles(conv, target, live, inside, outside, *point)
-    for point in sorted(cost, key=lambda point: cost[point]):
-        yield config(*point)
+    points += sorted(cost, key=lambda point: cost[point])
+    return flat.regrouped((config(*point) for point in points), conv, target)
 
 
 def _cycles(
@@ -261,12 +273,10 @@ def layouts(
     conv: Conv,
     config: Config,
     target: Target,
-    border: tuple[int, int, int, int],
-    pitch: int = 0,
-    x_pitch: int = 0,
+    place: Place = ALONE,
 ) -> tuple[Layout, Layout]:
     """Flat pixels, as rows have them."""
-    return flat.layouts(conv, target.vector_bytes // 4, config["vectors"], False, border, pitch, x_pitch)
+    return flat.layouts(conv, target.vector_bytes // 4, config["vectors"], False, place)
 
 
 def build(

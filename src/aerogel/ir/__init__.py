@@ -15,7 +15,7 @@ from aerogel.ir.dtypes import (
     to_float64,
 )
 from aerogel.ir.graph import INTS, OPS, Argument, Graph, Node, Ref, Special, references
-from aerogel.ir.layout import LINE_BYTES, Layout, Shape
+from aerogel.ir.layout import ALONE, LINE_BYTES, NO_BORDER, Border, Layout, Place, Shape, widest
 from aerogel.ir.numbers import ceil_div, round_up
 from aerogel.ir.plan import Beside, Choice, Plan, Refusal, Timing, Tried
 from aerogel.ir.stats import Idle, Stats, majority, runs_of
@@ -34,6 +34,7 @@ from aerogel.ir.target import (
 from aerogel.ir.way import EAGER, GRAPH, LAYOUTS, PARTS, Way
 
 __all__ = [
+    "ALONE",
     "EAGER",
     "ELEMENTS",
     "EXTRAS",
@@ -44,6 +45,7 @@ __all__ = [
     "LAYOUTS",
     "LINE_BYTES",
     "MOST_THREADS",
+    "NO_BORDER",
     "NUMBERED",
     "NUMPY",
     "OPS",
@@ -52,6 +54,7 @@ __all__ = [
     "Argument",
     "Array",
     "Beside",
+    "Border",
     "Choice",
     "Config",
     "Conv",
@@ -63,6 +66,7 @@ __all__ = [
     "Node",
     "Other",
     "Packed",
+    "Place",
     "Plan",
     "Pool",
     "Ref",
@@ -87,4 +91,5 @@ __all__ = [
     "runs_of",
     "short",
     "to_float64",
+    "widest",
 ]

@@ -6,10 +6,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from aerogel.errors import InvalidArgument, PlanMismatch
 from aerogel.ir.conv import Conv
 from aerogel.ir.dtypes import Array
+from aerogel.ir.stats import Stats
 
 _CONFIG = re.compile(r"([a-z_]+)(?:/((?:[a-z_]+=\d+)(?:,[a-z_]+=\d+)*))?")
 
@@ -30,6 +32,10 @@ class Config:
         if name not in options:
             raise PlanMismatch(f"'{self}' does not say '{name}': it is from another version. Compile again.")
         return options[name]
+
+    def get(self, name: str, otherwise: int) -> int:
+        """Of an option that earlier versions did not have."""
+        return dict(self.options).get(name, otherwise)
 
     def __str__(self) -> str:
         return self.method + ("/" if self.options else "") + ",".join(f"{n}={v}" for n, v in self.options)
@@ -68,6 +74,10 @@ class Weight:
     def __init__(self, array: Array) -> None:
         self.array = array
         self._packed = dict[Config, Packed]()
+
+    @cached_property
+    def stats(self) -> Stats:
+        return Stats.of(self.array)
 
     def packed(self, pack: Callable[[Array, Conv, Config], Packed], conv: Conv, config: Config) -> Packed:
         if config not in self._packed:

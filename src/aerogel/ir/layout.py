@@ -32,6 +32,9 @@ from aerogel.ir.dtypes import ITEM_BYTES, NUMPY, Array
 from aerogel.ir.numbers import ceil_div, round_up
 
 Shape = tuple[int, int, int, int]
+Border = tuple[int, int, int, int]
+"""Rows or columns of zeros: (top, left, bottom, right)."""
+NO_BORDER: Border = (0, 0, 0, 0)
 
 LINE_BYTES = 64
 
@@ -51,7 +54,7 @@ class Layout:
 
     kind: str
     pitch: int
-    border: tuple[int, int, int, int] = (0, 0, 0, 0)
+    border: Border = NO_BORDER
     slack: int = 0
     dtype: str = "f32"
     stride: tuple[int, int] = (1, 1)
@@ -190,6 +193,25 @@ class Layout:
             (v[1], v[2]) if phases else (1, 1),
             (v[3], v[4]) if phases else (1, 1),
         )
+
+
+@dataclass(frozen=True)
+class Place:
+    """How the maps around a layer stand in its network, at least: border and pitch of what it writes, and of
+    what it reads. All zeros where nothing is known."""
+
+    border: Border = NO_BORDER
+    pitch: int = 0
+    x_border: Border = NO_BORDER
+    x_pitch: int = 0
+
+
+ALONE = Place()
+
+
+def widest(a: Border, b: Border) -> Border:
+    """A border that serves for both."""
+    return max(a[0], b[0]), max(a[1], b[1]), max(a[2], b[2]), max(a[3], b[3])
 
 
 def _up(value: int, multiple: int) -> int:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
-from aerogel.errors import InvalidArgument
 from aerogel.ir.dtypes import Array
+from aerogel.ir.layout import ALONE, Place
 
 RUN, MOST, FEW = 32, 0.6, 64
 """Filters in a run; the share of them that makes a position theirs; filters that are compared with each
@@ -76,7 +75,8 @@ class Idle:
 
 @dataclass(frozen=True)
 class Stats:
-    """What is known of a layer: of its weights, and with calibration inputs of its own input."""
+    """What is known of a layer: of its weights, with calibration inputs of its own input, and where its maps
+    stand in the network."""
 
     weights: int
     nonzeros: int
@@ -89,6 +89,7 @@ class Stats:
     """
     idle: Idle | None = None
     """Zeros of its input; None without calibration inputs."""
+    place: Place = ALONE
 
     @property
     def sparsity(self) -> float:
@@ -96,7 +97,7 @@ class Stats:
         return 1 - self.nonzeros / self.weights if self.weights else 0.0
 
     @staticmethod
-    def of(weight: Array, idle: Idle | None = None) -> Stats:
+    def of(weight: Array, idle: Idle | None = None, place: Place = ALONE) -> Stats:
         mask = weight.reshape(weight.shape[0], -1) != 0
         kept = np.count_nonzero(mask, axis=1)
         runs = [majority(mask[filters]).sum() for filters in runs_of(kept)]
@@ -108,19 +109,5 @@ class Stats:
             int(sum(runs)),
             _alike(mask, kept),
             idle,
+            place,
         )
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self), sort_keys=True)
-
-    @staticmethod
-    def from_json(text: str) -> Stats:
-        try:
-            values = json.loads(text)
-            idle = values["idle"]
-            known = None if idle is None else Idle(*(int(idle[n]) for n in ("elements", "vectors", "tiles")))
-            return Stats(
-                **{name: int(values[name]) for name in Stats.__annotations__ if name != "idle"}, idle=known
-            )
-        except (ValueError, KeyError, TypeError) as why:
-            raise InvalidArgument(f"not the statistics of a layer: {str(why)[:200]}") from None

@@ -27,7 +27,7 @@ from typing import Any, Protocol, cast
 
 from aerogel.codegen.cpu.abi import Kernel, LibraryCall
 from aerogel.errors import InvalidArgument
-from aerogel.ir import Array, Config, Conv, Layout, Packed, Pool, Stats
+from aerogel.ir import ALONE, Array, Config, Conv, Layout, Packed, Place, Pool, Stats
 
 METHODS = ("dense", "direct", "stridepack", "tilewise", "blockgemm", "actsparse")
 BASELINE = METHODS[0]
@@ -58,18 +58,16 @@ class Form(Protocol):
 
 
 class CpuForm(Form, Protocol):
-    """`layouts` says what would be read and written: the output with at least this border, rows of output and
-    input at least this far apart. `build` gives kernels that run one after another; with `rows` one that
-    computes only so many rows of the output, from wherever its x points."""
+    """`layouts` says what would be read and written where maps stand at least so wide. `build` gives kernels
+    that run one after another; with `rows` one that computes only so many rows of the output, from wherever
+    its x points."""
 
     def layouts(
         self,
         conv: Conv,
         config: Config,
         target: Any,
-        border: tuple[int, int, int, int],
-        pitch: int = 0,
-        x_pitch: int = 0,
+        place: Place = ALONE,
     ) -> tuple[Layout, Layout]: ...
     def pixels(self, conv: Conv, config: Config, target: Any, pitch: int, rows: int) -> int: ...
     def build(
@@ -112,6 +110,12 @@ def demands(config: Config) -> int:
 def rounding(config: Config) -> tuple[str, int]:
     """What configurations that round alike have in common."""
     return config.method, dict(config.options).get(method(config.method).ROUNDING or "", 0)
+
+
+def ranked() -> list[str]:
+    """Methods in the order in which the rule asks them."""
+    known = ((method(name).RANK, name) for name in METHODS)
+    return [name for _, name in sorted((rank, name) for rank, name in known if rank is not None)]
 
 
 def cpu_form(name: str) -> CpuForm:

@@ -21,7 +21,7 @@ from aerogel.capture.nodes import problem
 from aerogel.errors import InvalidArgument, printable
 from aerogel.ir import GRAPH, Array, Choice, Config, Conv, Plan, Stats, Timing, Tried, Weight
 from aerogel.ir.tensors import TORCH, from_torch
-from aerogel.methods import BASELINE, METHODS
+from aerogel.methods import BASELINE, METHODS, ranked
 from aerogel.progress import Advance, progress_line
 from aerogel.pruning.masks import as_block, masks
 from aerogel.pruning.mistakes import a_module, a_share, a_speedup, several
@@ -214,7 +214,7 @@ def _ours(backend: Backend, conv: Conv, weight: Array) -> list[Config]:
     """Likely configurations of the methods that take most layers; the first one where a method is hardly ever
     the faster."""
     stats, found = Stats.of(weight), list[Config]()
-    for name in search.ranked():
+    for name in ranked():
         form = backend.form(name)
         if form.refuse(conv, backend.target, stats) is None:
             many = 1 if found else search.EFFORTS["fast"].configs

@@ -9,7 +9,7 @@ import numpy as np
 from aerogel.backends import Backend
 from aerogel.capture.network import Network
 from aerogel.capture.nodes import image_shape
-from aerogel.ir import Array, Config, Conv, Idle, Shape, Weight, ceil_div
+from aerogel.ir import Array, Config, Conv, Idle, Place, Shape, Weight, ceil_div
 from aerogel.runtime.eager import Call
 from aerogel.tune.measure import interleaved
 
@@ -59,13 +59,14 @@ def break_even(
     x: Array,
     bias: Array,
     rounds: int,
+    place: Place,
 ) -> float:
     """The active share at which a configuration that skips zeros of x costs what another does: measured on
     `x` and on an input without zeros, and a line between them."""
     active = backend.active(conv, config, weight, x)
     full = np.where(x == 0, np.float32(1), x)
     tried = ((config, x), (config, full), (other, x))
-    calls = [backend.candidate(conv, c, weight, given, bias) for c, given in tried]
+    calls = [backend.candidate(conv, c, weight, given, bias, place) for c, given in tried]
     sparse, dense, others = (float(np.median(t)) for t in interleaved(calls, rounds, clock=backend.clock))
     if dense <= others or dense <= sparse:
         return 1.0

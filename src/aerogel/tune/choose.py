@@ -2,13 +2,14 @@
 
 time each layer's candidates beside dense -> in half precision, leave out those that round too much, and
 layers of which none is left -> assign layers to kernels with the copies between them counted -> let the
-running network decide between the best two
+running network decide between several configurations of each
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from aerogel.backends import Backend
 from aerogel.capture.half import Half
 from aerogel.capture.network import Network
 from aerogel.capture.nodes import Shapes, pairs, pooling_of
-from aerogel.ir import F32, Choice, Plan, Timing
+from aerogel.ir import ALONE, F32, Choice, Config, Plan, Timing
 from aerogel.ir.tensors import DTYPE_NAMES
 from aerogel.methods import BASELINE
 from aerogel.progress import Advance
@@ -28,6 +29,9 @@ from aerogel.tune.assign import assigned
 from aerogel.tune.error import accurate
 from aerogel.tune.measure import interleaved
 from aerogel.tune.store import Store
+
+MODELLED = 64
+"""Configurations that a cost model may add to those timed alone."""
 
 
 @dataclass(frozen=True)
@@ -66,8 +70,8 @@ def tuned(
     if asked.effort is not None:
         advance("choosing layouts")
         choices = assigned(backend, network.graph, shapes, choices)
-        advance("timing the best two of each layer in the running network")
-        choices = _refined(backend, network, shapes, choices, inputs, asked.effort.rounds)
+        advance("timing contenders of each layer in the running network")
+        choices = _refined(backend, network, shapes, choices, inputs, asked.effort)
         choices = _joined(backend, network, shapes, choices, inputs, asked.effort.rounds, real)
     said = backend.remarks(network, shapes, choices)
     choices = [replace(c, reason=said[c.node]) if c.node in said else c for c in choices]
@@ -136,23 +140,58 @@ def _in_place(
 
 
 def _refined(
-    backend: Backend, network: Network, shapes: Shapes, choices: list[Choice], inputs: list[Any], rounds: int
+    backend: Backend,
+    network: Network,
+    shapes: Shapes,
+    choices: list[Choice],
+    inputs: list[Any],
+    effort: search.Effort,
 ) -> list[Choice]:
-    """What only the running network can say: what layers may demand of an image size, then the better of each
-    layer's best two."""
+    """What only the running network can say: what layers may demand of an image size, then which of each
+    layer's contenders is fastest there. Layers alike decide together."""
     first = {c.node: c for c in choices}
     modest = {c.node: replace(c, config=search.modest(c)) for c in choices}
     if first != modest:
-        times = _in_place(backend, network, shapes, [first, modest], inputs, rounds)
+        times = _in_place(backend, network, shapes, [first, modest], inputs, effort.rounds)
         choices = choices if times is None else search.pitched(choices, times)
-        first = {c.node: c for c in choices}
-    second = {c.node: replace(c, config=search.runner_up(c)) for c in choices}
-    if first == second:
-        return choices
-    times = _in_place(backend, network, shapes, [first, second], inputs, rounds)
+    options = _contenders(backend, network, shapes, choices, effort)
+    plans = [
+        {
+            c.node: replace(c, config=own[min(i, len(own) - 1)])
+            for c, own in zip(choices, options, strict=True)
+        }
+        for i in range(max(map(len, options), default=0))
+    ]
+    times = _in_place(backend, network, shapes, plans, inputs, effort.rounds) if len(plans) > 1 else None
     if times is None:
         return choices
-    return [search.refined(c, second[c.node].config, [t.get(c.node, []) for t in times]) for c in choices]
+    alike: dict[object, list[str]] = {}
+    for c, own in zip(choices, options, strict=True):
+        alike.setdefault((c.conv, *own), []).append(c.node)
+    found = []
+    for c, own in zip(choices, options, strict=True):
+        nodes = alike[c.conv, *own]
+        spent = [[us for node in nodes for us in under.get(node, [])] for under in times[: len(own)]]
+        found.append(search.refined(c, own, spent))
+    return found
+
+
+def _contenders(
+    backend: Backend, network: Network, shapes: Shapes, choices: list[Choice], effort: search.Effort
+) -> list[list[Config]]:
+    """Of each choice, at the place that its maps have under these choices."""
+    places = backend.places(network, shapes, {c.node: c.config for c in choices})
+    nodes = {node.name: node for node in network.convs()}
+    found, known = [], dict[object, list[Config]]()
+    for c in choices:
+        place = places.get(c.node, ALONE)
+        key = c.conv, c.config, c.tried, place
+        if key not in known:
+            stats = replace(network.stats(nodes[c.node]), idle=c.idle, place=place)
+            offered = backend.form(c.config.method).configs(c.conv, backend.target, stats)
+            known[key] = search.contenders(c, islice(offered, MODELLED), effort.in_network)
+        found.append(known[key])
+    return found
 
 
 def _joined(
@@ -207,7 +246,8 @@ def _layers(
     choices = []
     shapes = network.shapes(inputs)
     idle = {name: own.idle for name, own in real.items()}
-    groups = search.group_layers(network.graph, shapes, network.arrays, idle)
+    places = asked.backend.places(network, shapes)
+    groups = search.group_layers(asked.backend, network, shapes, idle, places)
     effort, store, backend = asked.effort, asked.store, asked.backend
     if effort is not None and effort.seconds is not None:
         effort = replace(effort, seconds=effort.seconds / max(1, len(groups)))
@@ -219,11 +259,11 @@ def _layers(
         if effort is None:
             timed = search.rule(backend, conv, weight, asked.names)
         else:
-            own = real.get(node.name)
-            asked_for = f"{asked.tune} {asked.names}" + ("" if own is None else f" {own.idle}")
+            own, place = real.get(node.name), places.get(node.name, ALONE)
+            asked_for = f"{asked.tune} {asked.names} {place}" + ("" if own is None else f" {own.idle}")
             found = store.layer(conv, weight, asked_for)
             near = () if found else store.near(conv, weight, asked_for)
-            timed = found or search.time_layer(backend, conv, held, asked.names, effort, near, own)
+            timed = found or search.time_layer(backend, conv, held, asked.names, effort, near, own, place)
             if found is None:
                 store.put_layer(weight, timed, asked_for)
                 held.keep([tried.config for tried in timed.fastest().values()])

@@ -6,6 +6,7 @@ the best two of each layer are timed again in the running network, and the whole
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
@@ -14,10 +15,25 @@ from types import MappingProxyType
 import numpy as np
 
 from aerogel.backends import Backend, Trial
-from aerogel.capture.nodes import problem
+from aerogel.capture.network import Network
+from aerogel.capture.nodes import Shapes, problem
 from aerogel.errors import InvalidArgument
-from aerogel.ir import Array, Choice, Config, Conv, Graph, Idle, Node, Refusal, Stats, Timing, Tried, Weight
-from aerogel.methods import BASELINE, METHODS, demands, method
+from aerogel.ir import (
+    ALONE,
+    Array,
+    Choice,
+    Config,
+    Conv,
+    Idle,
+    Node,
+    Place,
+    Refusal,
+    Stats,
+    Timing,
+    Tried,
+    Weight,
+)
+from aerogel.methods import BASELINE, METHODS, demands, method, ranked
 from aerogel.tune.activity import Seen, break_even
 from aerogel.tune.measure import ROUND_US, interleaved
 
@@ -34,15 +50,16 @@ KEEP = 1.02
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is tried: configurations of a sparse method, rounds of timing, and seconds where time is what
-    counts."""
+    """How much is tried: configurations of a sparse method, rounds of timing, seconds where time is what
+    counts, and configurations of a layer in the running network."""
 
     configs: int
     rounds: int
     seconds: float | None = None
+    in_network: int = 8
 
 
-EFFORTS = {"fast": Effort(3, 9), "full": Effort(16, 25)}
+EFFORTS = {"fast": Effort(3, 9), "full": Effort(16, 25, in_network=16)}
 
 
 def effort(tune: object) -> Effort | None:
@@ -69,13 +86,16 @@ def time_layer(
     effort: Effort,
     known: Sequence[Config] = (),
     seen: Seen | None = None,
+    place: Place = ALONE,
 ) -> Choice:
     """Every method's likely configurations of one layer, beside the baseline's, in the same rounds.
 
     `known` are configurations of a similar layer, the fastest first: they come before the cost model's own,
-    and fewer are needed. `seen` is what real inputs give the layer: it is then timed on them.
+    and fewer are needed. `seen` is what real inputs give the layer: it is then timed on them. `place` is
+    where its maps will stand.
     """
-    stats, rng = Stats.of(weight.array, None if seen is None else seen.idle), np.random.default_rng(0)
+    rng = np.random.default_rng(0)
+    stats = Stats.of(weight.array, None if seen is None else seen.idle, place)
     x = rng.standard_normal(conv.x_shape).astype(np.float32) if seen is None else seen.fitted(conv.x_shape)
     bias = rng.standard_normal(conv.k).astype(np.float32)
     configs, calls, refused = list[Config](), list[Trial](), list[Refusal]()
@@ -94,7 +114,7 @@ def time_layer(
             if late and name != BASELINE and configs:
                 break
             configs.append(config)
-            calls.append(backend.candidate(conv, config, weight, x, bias))
+            calls.append(backend.candidate(conv, config, weight, x, bias, place))
             if effort.seconds is not None:
                 spent += max(ROUND_US, interleaved(calls[-1:], 1, clock=backend.clock)[0][0]) / 1e6
     times = interleaved(calls, min(FIRST, effort.rounds), clock=backend.clock)
@@ -111,7 +131,7 @@ def time_layer(
     limit: float | None = None
     if method(configs[best].method).SKIPS_INPUT:
         other = next(t.config for t in tried if not method(t.config.method).SKIPS_INPUT)
-        limit = break_even(backend, conv, configs[best], other, weight, x, bias, effort.rounds)
+        limit = break_even(backend, conv, configs[best], other, weight, x, bias, effort.rounds, place)
     return Choice(
         layer="",
         node="",
@@ -144,23 +164,29 @@ def worth(methods: Sequence[str], us: Sequence[float]) -> list[int]:
 
 
 def group_layers(
-    graph: Graph,
-    shapes: Mapping[str, tuple[int, ...]],
-    weights: Mapping[str, Array],
+    backend: Backend,
+    network: Network,
+    shapes: Shapes,
     idle: Mapping[str, Idle] = MappingProxyType({}),
+    places: Mapping[str, Place] = MappingProxyType({}),
 ) -> list[list[tuple[Node, Conv]]]:
-    """Layers with the same problem and, to a percent, the same sparsity are timed once; apart are those
-    pruned tile-wise, and those whose inputs have other shares of zeros."""
-    groups: dict[tuple[str, float, float, int | None], list[tuple[Node, Conv]]] = {}
-    for node in graph.nodes:
-        if node.conv is not None:
-            conv = problem(node, shapes)
-            stats = Stats.of(weights[node.conv_inputs()[1]])
-            tiled = stats.shared / max(1, stats.nonzeros)
-            zeros = idle[node.name].vectors // 10 if node.name in idle else None
-            groups.setdefault((str(conv), round(1 - stats.sparsity, 2), round(tiled, 1), zeros), []).append(
-                (node, conv)
-            )
+    """Layers with the same problem and place and, to a percent, the same sparsity are timed once. Apart are
+    those pruned tile-wise, those whose inputs have other shares of zeros, and those that other methods
+    take: a layer's record names no method that refuses it."""
+    groups: dict[object, list[tuple[Node, Conv]]] = {}
+    for node in network.convs():
+        conv, zeros = problem(node, shapes), idle.get(node.name)
+        stats = replace(network.stats(node), idle=zeros, place=places.get(node.name, ALONE))
+        tiled = stats.shared / max(1, stats.nonzeros)
+        key = (
+            str(conv),
+            round(1 - stats.sparsity, 2),
+            round(tiled, 1),
+            None if zeros is None else zeros.vectors // 10,
+            stats.place,
+            *(backend.form(name).refuse(conv, backend.target, stats) is None for name in METHODS),
+        )
+        groups.setdefault(key, []).append((node, conv))
     return list(groups.values())
 
 
@@ -169,15 +195,17 @@ def with_config(choice: Choice, name: str) -> Choice:
     return replace(choice, config=choice.fastest()[name].config)
 
 
-def refined(choice: Choice, second: Config, times: list[list[float]]) -> Choice:
-    """`times` are microseconds in the running network under the chosen configuration and under the second."""
+def refined(choice: Choice, configs: Sequence[Config], times: Sequence[Sequence[float]]) -> Choice:
+    """`times` are microseconds in the running network under each of the configurations, the chosen one
+    first. Another takes its place where it was faster in three rounds of four."""
     if not times[0]:
         return choice
     timings = [Timing.of(t, times[0]) for t in times]
-    if keep(timings[1]):
-        reason = "faster in the running network than the configuration that was faster alone"
-        return replace(choice, config=second, reason=reason, in_network=timings[1])
-    return replace(choice, in_network=timings[0])
+    best = max(range(len(configs)), key=lambda i: timings[i].ratio_p50 if timings[i].ratio_p25 > 1 else 1.0)
+    if best == 0:
+        return replace(choice, in_network=timings[0])
+    reason = "faster in the running network than the configuration that was faster alone"
+    return replace(choice, config=configs[best], reason=reason, in_network=timings[best])
 
 
 def joined(choice: Choice, pool: str, times: Sequence[Mapping[str, Sequence[float]]]) -> Choice:
@@ -190,11 +218,28 @@ def joined(choice: Choice, pool: str, times: Sequence[Mapping[str, Sequence[floa
     return replace(choice, pooled=True, in_network=timing) if keep(timing) else choice
 
 
-def runner_up(choice: Choice) -> Config:
-    """The next configuration of the chosen method, or the chosen one where there is no other."""
-    asked = demands(choice.config)
-    others = (c for c in _ours(choice) if c != choice.config and demands(c) == asked)
-    return next(others, choice.config)
+APART = 0.9
+"""Octaves by which contenders differ, all options together: twice the channels, or half the vectors."""
+
+
+def contenders(choice: Choice, modelled: Iterable[Config], most: int) -> list[Config]:
+    """The chosen configuration and others of its method for the running network to choose from, in the order
+    of their times alone, then of the cost model's; none is near another, since two that are alike lose
+    alike."""
+    asked, found = demands(choice.config), [choice.config]
+    if choice.config.method == BASELINE:
+        return found
+    for config in chain(_ours(choice), modelled):
+        if len(found) == most:
+            break
+        if demands(config) == asked and all(_octaves(config, other) >= APART for other in found):
+            found.append(config)
+    return found
+
+
+def _octaves(a: Config, b: Config) -> float:
+    names = {name for name, _ in (*a.options, *b.options)}
+    return sum(abs(math.log2((1 + a.get(name, 0)) / (1 + b.get(name, 0)))) for name in names)
 
 
 def modest(choice: Choice) -> Config:
@@ -229,12 +274,6 @@ def pitched(choices: list[Choice], times: list[dict[str, list[float]]]) -> list[
 RULE = 0.7
 """Without timing, a sparse method takes a layer from this share of zeros on: below it dense usually wins."""
 TOO_FEW = f"too few zeros: without timing a sparse method takes a layer from {RULE:.0%} on"
-
-
-def ranked() -> list[str]:
-    """Methods in the order in which the rule asks them."""
-    known = ((method(name).RANK, name) for name in METHODS)
-    return [name for _, name in sorted((rank, name) for rank, name in known if rank is not None)]
 
 
 def rule(backend: Backend, conv: Conv, weight: Array, names: Iterable[str]) -> Choice:

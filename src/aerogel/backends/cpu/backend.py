@@ -12,11 +12,12 @@ import torch
 from aerogel.backends import Backend, Crossings, Trial
 from aerogel.backends.cpu import copies, threads, trial
 from aerogel.backends.cpu.lower import features
+from aerogel.backends.cpu.lower.planes import likely, places
 from aerogel.backends.cpu.lower.residency import staying
 from aerogel.backends.cpu.runner import CpuRunner, program, workspace
 from aerogel.capture.network import Network
-from aerogel.capture.nodes import Shapes
-from aerogel.ir import Array, Choice, Config, Conv, Dtypes, Graph, Plan, Target, Weight, host
+from aerogel.capture.nodes import Shapes, problem
+from aerogel.ir import ALONE, Array, Choice, Config, Conv, Dtypes, Graph, Place, Plan, Target, Weight, host
 from aerogel.methods import BASELINE, CpuForm, cpu_form
 
 
@@ -31,8 +32,17 @@ class Cpu(Backend):
     def form(self, name: str) -> CpuForm:
         return cpu_form(name)
 
-    def candidate(self, conv: Conv, config: Config, weight: Weight, x: Array, bias: Array) -> Trial:
-        return trial.candidate(conv, config, weight, x, bias, self.target)
+    def candidate(
+        self, conv: Conv, config: Config, weight: Weight, x: Array, bias: Array, place: Place = ALONE
+    ) -> Trial:
+        return trial.candidate(conv, config, weight, x, bias, self.target, place)
+
+    def places(
+        self, network: Network, shapes: Shapes, configs: Mapping[str, Config] | None = None
+    ) -> Mapping[str, Place]:
+        convs = {node.name: problem(node, shapes) for node in network.convs()}
+        stats = {node.name: network.stats(node) for node in network.convs()}
+        return places(convs, likely(convs, stats, self.target) if configs is None else configs, self.target)
 
     def output(
         self,
@@ -46,7 +56,7 @@ class Cpu(Backend):
         return trial.output(self.target, conv, config, weight, x, bias, residual)
 
     def runner(self, network: Network, plan: Plan) -> CpuRunner:
-        return CpuRunner(network, plan)
+        return CpuRunner(network, plan, self.target)
 
     def suits(self, target: object) -> bool:
         """Another number of threads, or other caches, may cost time; another ISA is other code."""
@@ -69,13 +79,12 @@ class Cpu(Backend):
     def in_network(
         self, network: Network, shapes: Shapes, plans: Sequence[Mapping[str, Choice]]
     ) -> list[Callable[[list[Any]], dict[str, float]]]:
-        count = threads.threads()
         runs: list[Callable[[list[Any]], dict[str, float]]] = []
         for plan in plans:
             pooled = {node for node, choice in plan.items() if choice.pooled}
             configs = {node: choice.config for node, choice in plan.items()}
-            made = program(network, shapes, configs, count, pooled)
-            runs.append(partial(_timed, workspace(network, made, count)))
+            made = program(network, shapes, configs, self.target, pooled)
+            runs.append(partial(_timed, workspace(network, made, self.target)))
         return runs
 
     def remarks(self, network: Network, shapes: Shapes, choices: Sequence[Choice]) -> dict[str, str]:

@@ -34,7 +34,7 @@ def crossings(graph: Graph, shapes: Shapes, able: Collection[str], target: Targe
 
 def entry(conv: Conv, config: Config, target: Target) -> Trial | None:
     """A strided layer of ours reads phases: the copy that cuts them is part of its time."""
-    reads, _ = cpu_form(config.method).layouts(conv, config, target, (0, 0, 0, 0))
+    reads, _ = cpu_form(config.method).layouts(conv, config, target)
     if reads.kind != "phases":
         return None
     return _copy(conv.x_shape, _bordered(conv.size[1], reads.dtype), reads, target)

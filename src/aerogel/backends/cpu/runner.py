@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from aerogel.backends import Runner
+from aerogel.backends.cpu.lower.planes import likely, places
 from aerogel.backends.cpu.lower.program import Program, build
 from aerogel.backends.cpu.threads import threads as threads_now
 from aerogel.backends.cpu.workspace import OtherShape, Workspace
@@ -19,7 +20,7 @@ from aerogel.backends.watch import Watch, without
 from aerogel.capture import interpret
 from aerogel.capture.network import Network, sizes_of
 from aerogel.capture.nodes import Shapes, problem
-from aerogel.ir import Config, Plan, Target, host
+from aerogel.ir import ALONE, Config, Plan, Target
 from aerogel.locks import Lock
 from aerogel.methods import BASELINE, cpu_form
 
@@ -31,23 +32,23 @@ def program(
     network: Network,
     shapes: Shapes,
     choices: Mapping[str, Config],
-    threads: int,
+    target: Target,
     pooled: Collection[str] = (),
 ) -> Program:
     """What runs for these shapes under these choices; nodes `pooled` do the pooling after them too."""
-    target = replace(host(), threads=threads)
     return build(network.graph, shapes, network.stored, choices, network.weights, target, pooled)
 
 
-def workspace(network: Network, made: Program, threads: int) -> Workspace:
-    return Workspace(network.graph, made, network.constants, network.arrays, threads)
+def workspace(network: Network, made: Program, target: Target) -> Workspace:
+    return Workspace(network.graph, made, network.constants, network.arrays, target.threads)
 
 
 class CpuRunner(Runner):
     """Safe to call from any number of threads at once."""
 
-    def __init__(self, network: Network, plan: Plan) -> None:
+    def __init__(self, network: Network, plan: Plan, target: Target) -> None:
         self.network = network
+        self._target = target
         self.plan = plan
         self._threads = plan.target.threads if isinstance(plan.target, Target) else 1
         self._lock = Lock()
@@ -108,6 +109,7 @@ class CpuRunner(Runner):
         return found
 
     def _take(self, key: Any, inputs: list[Any], threads: int, skips: bool) -> Workspace:
+        target = replace(self._target, threads=threads)
         with self._lock:
             made = self.programs.get(key)
             if made is not None:
@@ -117,32 +119,33 @@ class CpuRunner(Runner):
         if made is None:
             shapes = self.network.shapes(inputs)
             pooled = {c.node for c in self.plan.choices if c.pooled}
-            made = program(self.network, shapes, self._choices(shapes, threads, skips), threads, pooled)
+            made = program(self.network, shapes, self._choices(shapes, target, skips), target, pooled)
             with self._lock:
                 self.programs[key] = made
                 while len(self.programs) > SHAPES:
                     gone, _ = self.programs.popitem(last=False)
                     self.free.pop(gone, None)
-        return workspace(self.network, made, threads)
+        return workspace(self.network, made, target)
 
-    def _choices(self, shapes: Shapes, threads: int, skips: bool) -> dict[str, Config]:
+    def _choices(self, shapes: Shapes, target: Target, skips: bool) -> dict[str, Config]:
         """The plan's choices; at other sizes the same methods, each with its own first configuration."""
         tuned = {c.node: c for c in self.plan.choices}
         if not skips:
             tuned |= {node: replace(tuned[node], config=config) for node, config in without(tuned).items()}
-        chosen = {}
-        for node in self.network.convs():
-            if node.name not in tuned:
-                continue
-            choice, conv = tuned[node.name], problem(node, shapes)
-            if conv == choice.conv and threads == self._threads:
-                chosen[node.name] = choice.config
-                continue
-            form, target = cpu_form(choice.config.method), replace(host(), threads=threads)
-            stats = replace(self.network.stats(node), idle=choice.idle)
-            if form.refuse(conv, target, stats) is None:
-                ours = choice.config.method != BASELINE
-                chosen[node.name] = next(form.configs(conv, target, stats)) if ours else choice.config
+        convs = {n.name: problem(n, shapes) for n in self.network.convs() if n.name in tuned}
+        again = target.threads == self._threads
+        chosen = {n: tuned[n].config for n, conv in convs.items() if again and conv == tuned[n].conv}
+        if len(chosen) == len(convs):
+            return chosen
+        nodes = {n.name: n for n in self.network.convs()}
+        stats = {n: replace(self.network.stats(nodes[n]), idle=tuned[n].idle) for n in convs}
+        stands = places(convs, likely(convs, stats, target), target)
+        for name, conv in convs.items():
+            form = cpu_form(tuned[name].config.method)
+            own = replace(stats[name], place=stands.get(name, ALONE))
+            if name not in chosen and form.refuse(conv, target, own) is None:
+                ours = form.NAME != BASELINE
+                chosen[name] = next(form.configs(conv, target, own)) if ours else tuned[name].config
         return chosen
 
     def _warn(self, threads: int) -> None:

@@ -12,14 +12,17 @@ import torch
 from aerogel.backends import Trial
 from aerogel.backends.cpu.threads import Segment
 from aerogel.codegen.cpu.abi import Kernel, LibraryCall, native
-from aerogel.ir import Array, Config, Conv, Layout, Target, Weight, from_float64, to_float64
+from aerogel.ir import ALONE, Array, Config, Conv, Layout, Place, Target, Weight, from_float64, to_float64
 from aerogel.ir.tensors import TORCH, to_torch
 from aerogel.methods import cpu_form
 
 
-def candidate(conv: Conv, config: Config, weight: Weight, x: Array, bias: Array, target: Target) -> Trial:
-    """A call that runs one configuration on buffers that rotate through more than L2."""
-    made = built(conv, config, weight, target, conv.pad if conv.stride == (1, 1) else (0, 0, 0, 0))
+def candidate(
+    conv: Conv, config: Config, weight: Weight, x: Array, bias: Array, target: Target, place: Place
+) -> Trial:
+    """A call that runs one configuration on buffers that stand as in the network, and rotate through more
+    than L2."""
+    made = built(conv, config, weight, target, place)
     copies = min(8, 1 + 2 * target.l2_bytes // (4 * (prod(conv.x_shape) + prod(conv.y_shape))))
     if not isinstance(made, LibraryCall):
         return rotating(made, conv, x, bias, copies, target.threads)
@@ -31,14 +34,10 @@ def candidate(conv: Conv, config: Config, weight: Weight, x: Array, bias: Array,
 
 
 def built(
-    conv: Conv,
-    config: Config,
-    weight: Weight,
-    target: Target,
-    border: tuple[int, int, int, int] = (0, 0, 0, 0),
+    conv: Conv, config: Config, weight: Weight, target: Target, place: Place = ALONE
 ) -> list[Kernel] | LibraryCall:
     form = cpu_form(config.method)
-    reads, writes = form.layouts(conv, config, target, border)
+    reads, writes = form.layouts(conv, config, target, place)
     return form.build(weight.packed(form.pack, conv, config), conv, config, target, reads, writes)
 
 

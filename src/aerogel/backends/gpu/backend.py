@@ -16,7 +16,7 @@ from aerogel.backends.gpu.device import FORMAT, Device
 from aerogel.backends.gpu.runner import GpuRunner
 from aerogel.capture.network import Network
 from aerogel.codegen.gpu.launch import HALVES
-from aerogel.ir import Array, Config, Conv, Dtypes, Node, Plan, Pool, Weight
+from aerogel.ir import ALONE, Array, Config, Conv, Dtypes, Node, Place, Plan, Pool, Weight
 from aerogel.methods import GpuForm, gpu_form
 
 
@@ -48,7 +48,9 @@ class OnGpu(Backend):
     def half(self, dtype: str) -> Dtypes:
         return HALVES[1] if dtype == "f16" else Dtypes.of(dtype)
 
-    def candidate(self, conv: Conv, config: Config, weight: Weight, x: Array, bias: Array) -> Trial:
+    def candidate(
+        self, conv: Conv, config: Config, weight: Weight, x: Array, bias: Array, place: Place = ALONE
+    ) -> Trial:
         return trial.candidate(self._device, conv, config, weight, x, bias, self._layout)
 
     def output(

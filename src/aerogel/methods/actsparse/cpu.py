@@ -49,21 +49,23 @@ def refuse(conv: Conv, target: Target, stats: Stats) -> str | None:
 def configs(conv: Conv, target: Target, stats: Stats) -> Iterator[Config]:
     """Panels and blocks of pixels, ordered by a cost model."""
     lanes, own = target.vector_bytes // 4, conv.c // conv.groups
-    reads, _ = flat.layouts(conv, lanes, 1, False, (0, 0, 0, 0))
-    live = max(1, ceil_div((conv.out[0] - 1) * reads.pitch + conv.out[1], lanes))
+    live, widest = flat.live_vectors(conv, lanes, stats.place), flat.most_vectors(conv, lanes)
     cost = {}
     for width, parts in product((2, 1), (7, 6, 5, 4, 3, 2, 1)):
         for filters in _FILTERS:
-            if width * (parts - 1) < live and filters * width <= _SUMS[target.isa]:
+            if width * (parts - 1) < widest and filters * width <= _SUMS[target.isa]:
                 cost[filters, width, width * parts] = _cycles(
                     conv, target, stats, live, filters, width, parts
                 )
-    for filters, width, vectors in sorted(cost, key=lambda point: cost[point]):
-        units = max(1, conv.batch * ceil_div(live, vectors))
-        groups = min(conv.k, 1 if target.threads == 1 else max(1, -(-4 * target.threads // units)))
-        yield Config.make(
+
+    def config(filters: int, width: int, vectors: int) -> Config:
+        groups = flat.filter_groups(conv, ceil_div(live, vectors), target)
+        return Config.make(
             NAME, filters=filters, width=width, vectors=vectors, chunk=CHUNK, channels=own, groups=groups
         )
+
+    points = sorted(cost, key=lambda point: cost[point])
+    return flat.regrouped((config(*point) for point in points), conv, target)
 
 
 def _cycles(

@@ -33,7 +33,7 @@ def unlike(stats: Stats) -> str | None:
 
 def configs(conv: Conv, target: Target, stats: Stats) -> Iterator[Config]:
     inside = stats.nonzeros * stats.alike // 100
-    return tiled.configs(NAME, conv, target, inside, stats.nonzeros - inside)
+    return tiled.configs(NAME, conv, target, inside, stats.nonzeros - inside, stats.place)
 
 
 def pack(weight: Array, conv: Conv, config: Config) -> Packed:

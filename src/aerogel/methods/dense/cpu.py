@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from aerogel.codegen.cpu.abi import LibraryCall
 from aerogel.errors import InvalidFile
-from aerogel.ir import NUMPY, Array, Config, Conv, Layout, Packed, Stats, Target
+from aerogel.ir import ALONE, NUMPY, Array, Config, Conv, Layout, Packed, Place, Stats, Target
 from aerogel.ir.tensors import dilation, epilogue, padded, plain, private_ops, to_torch
 from aerogel.methods.dense import NAME
 
@@ -61,9 +61,7 @@ def layouts(
     conv: Conv,
     config: Config,
     target: Target,
-    border: tuple[int, int, int, int],
-    pitch: int = 0,
-    x_pitch: int = 0,
+    place: Place = ALONE,
 ) -> tuple[Layout, Layout]:
     """torch's own layouts, which have no border whatever is asked for."""
     kind = LAYOUTS[config["channels_last"]]

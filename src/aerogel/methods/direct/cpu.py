@@ -13,7 +13,7 @@ from aerogel.codegen.cpu.abi import Kernel
 from aerogel.codegen.cpu.sums import summed_channels, unsupported
 from aerogel.errors import InvalidFile
 from aerogel.formats import flat
-from aerogel.ir import ITEM_BYTES, Array, Config, Conv, Layout, Packed, Stats, Target, ceil_div
+from aerogel.ir import ALONE, ITEM_BYTES, Array, Config, Conv, Layout, Packed, Place, Stats, Target, ceil_div
 from aerogel.methods.direct import NAME
 
 VERSION = 1
@@ -56,12 +56,12 @@ def configs(conv: Conv, target: Target, stats: Stats) -> Iterator[Config]:
     sizes = summed_channels(own, 8, conv, stats.nonzeros)
     cost: dict[tuple[int, int, int], float] = {}
     shapes = {
-        aligned: _Shape.of(conv, target, aligned) for aligned in ((0, 1) if conv.r * conv.s > 1 else (0,))
+        aligned: _Shape.of(conv, target, aligned, stats.place)
+        for aligned in ((0, 1) if conv.r * conv.s > 1 else (0,))
     }
     for aligned, shape in shapes.items():
-        most = min(
-            shape.live, _REGISTER_BLOCK[target.isa] // (1 + aligned * (target.isa in ("avx2", "generic")))
-        )
+        registers = _REGISTER_BLOCK[target.isa] // (1 + aligned * (target.isa in ("avx2", "generic")))
+        most = min(flat.most_vectors(conv, _lanes(conv, target)), registers)
         if len(shape.shifts) <= _MOST_RUNS:
             cost |= {
                 (v, b, aligned): _cycles(conv, target, stats, shape, v, b)
@@ -73,9 +73,14 @@ def configs(conv: Conv, target: Target, stats: Stats) -> Iterator[Config]:
         next(point for point in ordered if point[2] == kind)
         for kind in dict.fromkeys(point[2] for point in ordered)
     ]
-    for v, b, aligned in dict.fromkeys(first + ordered):  # the best of each kind is always timed
-        groups = _filter_groups(conv, shapes[aligned].live, v, target)
-        yield Config.make(NAME, vectors=v, channels=b, groups=groups, ahead=4, aligned=aligned)
+    points = dict.fromkeys(first + ordered)  # the best of each kind is always timed
+
+    def both(v: int, b: int, aligned: int) -> tuple[Config, Config]:
+        groups = flat.filter_groups(conv, ceil_div(shapes[aligned].live, v), target)
+        by_length = Config.make(NAME, vectors=v, channels=b, groups=groups, ahead=4, aligned=aligned)
+        return by_length, Config.make(NAME, in_order=1, **dict(by_length.options))
+
+    return flat.regrouped((config for point in points for config in both(*point)), conv, target)
 
 
 @dataclass(frozen=True)
@@ -89,9 +94,9 @@ class _Shape:
     far: tuple[int, int]
 
     @staticmethod
-    def of(conv: Conv, target: Target, aligned: int) -> _Shape:
+    def of(conv: Conv, target: Target, aligned: int, place: Place) -> _Shape:
         lanes, (p, q) = _lanes(conv, target), conv.out
-        reads, writes = flat.layouts(conv, lanes, 1, bool(aligned), (0, 0, 0, 0))
+        reads, writes = flat.layouts(conv, lanes, 1, bool(aligned), place)
         every = flat.offsets(np.arange(conv.r * conv.s), np.array(0), conv, reads)
         far = (
             conv.c * reads.plane(*conv.size) * reads.item_bytes,
@@ -136,14 +141,10 @@ def _cycles(conv: Conv, target: Target, stats: Stats, shape: _Shape, vectors: in
     return ceil_div(shape.live, vectors) * (stats.nonzeros * nonzero + rows + moved)
 
 
-def _filter_groups(conv: Conv, live: int, vectors: int, target: Target) -> int:
-    """Enough units of work that threads finish together."""
-    units = max(1, conv.batch * ceil_div(live, vectors))
-    return min(conv.k, 1 if target.threads == 1 else max(1, -(-4 * target.threads // units)))
-
-
 def pack(weight: Array, conv: Conv, config: Config) -> Packed:
-    arrays, blocks = flat.pack(weight, conv, config["channels"], config["groups"])
+    arrays, blocks = flat.pack(
+        weight, conv, config["channels"], config["groups"], in_order=bool(config.get("in_order", 0))
+    )
     return Packed(NAME, VERSION, arrays, {"channel_blocks": blocks})
 
 
@@ -163,13 +164,9 @@ def layouts(
     conv: Conv,
     config: Config,
     target: Target,
-    border: tuple[int, int, int, int],
-    pitch: int = 0,
-    x_pitch: int = 0,
+    place: Place = ALONE,
 ) -> tuple[Layout, Layout]:
-    return flat.layouts(
-        conv, _lanes(conv, target), config["vectors"], bool(config["aligned"]), border, pitch, x_pitch
-    )
+    return flat.layouts(conv, _lanes(conv, target), config["vectors"], bool(config["aligned"]), place)
 
 
 def _lanes(conv: Conv, target: Target) -> int:

@@ -12,6 +12,7 @@ from aerogel.codegen.cpu.abi import Kernel
 from aerogel.codegen.cpu.sums import by_rank, lane_bits, spread, summed_channels, unsupported
 from aerogel.errors import InvalidFile, PlanMismatch, ShapeError
 from aerogel.ir import (
+    ALONE,
     ITEM_BYTES,
     NUMPY,
     Array,
@@ -19,11 +20,13 @@ from aerogel.ir import (
     Conv,
     Layout,
     Packed,
+    Place,
     Stats,
     Target,
     ceil_div,
     nonzero,
     round_up,
+    widest,
 )
 from aerogel.methods.stridepack import NAME
 
@@ -256,14 +259,14 @@ def layouts(
     conv: Conv,
     config: Config,
     target: Target,
-    border: tuple[int, int, int, int],
-    pitch: int = 0,
-    x_pitch: int = 0,
+    place: Place = ALONE,
 ) -> tuple[Layout, Layout]:
     """Plain planes on both sides, each with a pitch of its own."""
-    (_, w), (_, q), (_, left, _, right), d = conv.size, conv.out, conv.pad, conv.dtypes
-    reads = Layout("planar", max(x_pitch, w + max(left, right)), conv.pad, dtype=d.input)
-    writes = Layout("planar", max(pitch, q + max(border[1], border[3])), border, dtype=d.output)
+    d, border, x_border = conv.dtypes, place.border, widest(conv.pad, place.x_border)
+    x_pitch = max(place.x_pitch, conv.size[1] + max(x_border[1], x_border[3]))
+    pitch = max(place.pitch, conv.out[1] + max(border[1], border[3]))
+    reads = Layout("planar", x_pitch, x_border, dtype=d.input)
+    writes = Layout("planar", pitch, border, dtype=d.output)
     x_slack, y_slack = _slacks(conv, config, target, reads, writes)
     return Layout("planar", reads.pitch, reads.border, x_slack, d.input), Layout(
         "planar", writes.pitch, border, y_slack, d.output
@@ -372,7 +375,7 @@ def build(
 
 def _compatible(conv: Conv, config: Config, target: Target, reads: Layout, writes: Layout) -> None:
     """Raise unless the kernel reads and writes only what these layouts hold."""
-    wanted, _ = layouts(conv, config, target, writes.border, writes.pitch)
+    wanted, _ = layouts(conv, config, target, Place(writes.border, writes.pitch))
     x_slack, y_slack = _slacks(conv, config, target, reads, writes)
     held = all(have >= need for have, need in zip(reads.border, conv.pad, strict=True))
     fits = (reads.kind, writes.kind, reads.dtype, writes.dtype) == (

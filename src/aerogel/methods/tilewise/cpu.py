@@ -33,7 +33,7 @@ def unlike(stats: Stats) -> str | None:
 
 
 def configs(conv: Conv, target: Target, stats: Stats) -> Iterator[Config]:
-    return tiled.configs(NAME, conv, target, stats.shared, stats.nonzeros - stats.shared)
+    return tiled.configs(NAME, conv, target, stats.shared, stats.nonzeros - stats.shared, stats.place)
 
 
 def tiles(weight: Array, conv: Conv) -> list[tiled.Tile]:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from aerogel.backends.cpu.lower import pooling
 from aerogel.codegen.cpu import bands, llvm
 from aerogel.codegen.cpu.abi import Kernel, block, native
-from aerogel.ir import Config, Conv, Layout, Packed, Pool, Shape, Target, ceil_div, round_up
+from aerogel.ir import Config, Conv, Layout, Packed, Place, Pool, Shape, Target, ceil_div, round_up
 from aerogel.methods import cpu_form
 
 
@@ -25,7 +25,7 @@ def kernel(
 ) -> Kernel | None:
     """From x to the pooled y, or None where there are fewer bands than threads."""
     module, (p, q), reach = cpu_form(config.method), conv.out, (pool.window[0] - 1) * pool.dilation[0] + 1
-    _, band = module.layouts(conv, config, target, (0, 0, 0, 0), 0, reads.pitch)
+    _, band = module.layouts(conv, config, target, Place(x_pitch=reads.pitch))
     band = Layout("planar", band.pitch, band.border, max(band.slack, pooling.SLACK), band.dtype)
     pooled = _rows(conv, config, target, band, pool, y_shape[2])
     count = ceil_div(y_shape[2], pooled)

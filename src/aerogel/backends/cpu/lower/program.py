@@ -14,11 +14,12 @@ from dataclasses import dataclass, field
 from aerogel.backends.cpu.lower import features, pooled, pooling
 from aerogel.backends.cpu.lower.arena import Touch, place
 from aerogel.backends.cpu.lower.convert import Enlarge, convert, enlarges
+from aerogel.backends.cpu.lower.planes import planes, read, written
 from aerogel.backends.cpu.lower.residency import staying
 from aerogel.backends.cpu.lower.views import concatenated, cuts, homes, root
 from aerogel.capture.nodes import Stored, casts, image_shape, pairs, pooling_of, problem
 from aerogel.codegen.cpu.abi import Kernel, LibraryCall, native
-from aerogel.ir import Config, Conv, Graph, Layout, Node, Shape, Target, Weight
+from aerogel.ir import Config, Graph, Layout, Node, Place, Shape, Target, Weight
 from aerogel.methods import BASELINE, cpu_form
 
 
@@ -113,7 +114,8 @@ class _Walk:
         self.parts: list[Part] = []
         self.torch = {*graph.inputs, *graph.constants}
         self.arena: dict[str, tuple[Layout, Shape]] = {}
-        self.planes = self._plane_layouts()
+        sizes = [(stored[name], image_shape(shapes[name])[2:]) for name in self.stays]
+        self.planes = planes(self.problems, self.choices, target, sizes)
 
     def program(self) -> Program:
         for node in self.graph.nodes:
@@ -211,55 +213,11 @@ class _Walk:
         if config is None or node.conv is None or len(self.shapes[node.name]) == 3:
             return None
         conv, module = problem(node, self.shapes), cpu_form(config.method)
-        reads, writes = module.layouts(conv, config, self.target, (0, 0, 0, 0))
+        reads, writes = module.layouts(conv, config, self.target)
         packed = self.weights[node.conv_inputs()[1]].packed(module.pack, conv, config)
         made = module.build(packed, conv, config, self.target, reads, writes)
         assert isinstance(made, LibraryCall)
         return made
-
-    def _plane_layouts(self) -> dict[tuple[str, tuple[int, int]], Layout]:
-        """One planar layout for each element type and image size, so that residuals and chains of layers fit
-        without a copy.
-
-        The border is the widest any reader needs. A method may want rows of its input and output equally far
-        apart, which ties one size to another: pitches grow until every layer is content.
-        """
-        border: dict[tuple[str, tuple[int, int]], list[int]] = {}
-        for name, conv in self.problems.items():
-            reads, _ = self._layouts(name, (0, 0, 0, 0), 0, 0)
-            own = conv.pad if reads.kind == "planar" else (0, 0, 0, 0)
-            for size, needs in ((_read(conv), own), (_written(conv), (0, 0, 0, 0))):
-                border[size] = [max(a, b) for a, b in zip(border.get(size, [0, 0, 0, 0]), needs, strict=True)]
-        for name in self.stays:
-            border.setdefault((self.stored[name], image_shape(self.shapes[name])[2:]), [0, 0, 0, 0])
-        slack = dict.fromkeys(border, pooling.SLACK)
-        pitch = {key: key[1][1] + max(b[1], b[3]) for key, b in border.items()}
-        before: dict[tuple[str, tuple[int, int]], int] = {}
-        while before != pitch:
-            before = dict(pitch)
-            for name, conv in self.problems.items():
-                b = border[_written(conv)]
-                reads, writes = self._layouts(
-                    name, (b[0], b[1], b[2], b[3]), pitch[_written(conv)], pitch[_read(conv)]
-                )
-                for size, layout in ((_read(conv), reads), (_written(conv), writes)):
-                    if layout.kind == "planar":
-                        pitch[size], slack[size] = (
-                            max(pitch[size], layout.pitch),
-                            max(slack[size], layout.slack),
-                        )
-        return {
-            key: Layout("planar", pitch[key], (b[0], b[1], b[2], b[3]), slack[key], key[0])
-            for key, b in border.items()
-        }
-
-    def _layouts(
-        self, name: str, border: tuple[int, int, int, int], pitch: int, x_pitch: int
-    ) -> tuple[Layout, Layout]:
-        config = self.choices[name]
-        return cpu_form(config.method).layouts(
-            self.problems[name], config, self.target, border, pitch, x_pitch
-        )
 
     def _segment(self) -> Part:
         if not self.parts or self.parts[-1].node is not None:
@@ -269,10 +227,10 @@ class _Walk:
     def _native(self, node: Node) -> None:
         conv, config = self.problems[node.name], self.choices[node.name]
         x, weight, bias, residual = node.conv_inputs()
-        writes = self.planes[_written(conv)]
+        writes = self.planes[written(conv)]
         module = cpu_form(config.method)
-        wanted, _ = self._layouts(node.name, writes.border, writes.pitch, 0)
-        reads = self.planes[_read(conv)] if wanted.kind == "planar" else wanted
+        wanted, _ = module.layouts(conv, config, self.target, Place(writes.border, writes.pitch))
+        reads = self.planes[read(conv)] if wanted.kind == "planar" else wanted
         source = self._in_arena(x, reads)
         if node.name in self.pooled and self._with_pool(node, source, reads):
             return
@@ -369,11 +327,3 @@ class _Walk:
             size,
             max((s.kernel.scratch_bytes for s in steps), default=0),
         )
-
-
-def _read(conv: Conv) -> tuple[str, tuple[int, int]]:
-    return conv.dtypes.input, conv.size
-
-
-def _written(conv: Conv) -> tuple[str, tuple[int, int]]:
-    return conv.dtypes.output, conv.out
