@@ -18,7 +18,7 @@ from aerogel.methods import cpu_form
 
 
 def candidate(
-    conv: Conv, config: Config, weight: Weight, x: Array, bias: Array, target: Target, place: Place
+    conv: Conv, config: Config, weight: Weight, x: Array, bias: Array, target: Target, place: Place = ALONE
 ) -> Trial:
     """A call that runs one configuration on buffers that stand as in the network, and rotate through more
     than L2."""

@@ -60,7 +60,11 @@ def object_code(text: str, isa: str, *, half: bool = False, amx: bool = False) -
     module = llvm.parse_assembly(_DEFINE.sub(r'\1 "no-builtins"', text))
     module.triple = triple
     module.verify()
-    passes = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=2))
+    # emitters unroll what pays: more costs a quarter of LLVM's time, and kernels are no faster for it
+    options = llvm.create_pipeline_tuning_options(speed_level=1)
+    options.loop_unrolling = False
+    options.loop_vectorization = options.slp_vectorization = True
+    passes = llvm.create_pass_builder(machine, options)
     passes.getModulePassManager().run(module, passes)
     return bytes(machine.emit_object(module))
 
