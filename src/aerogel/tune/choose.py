@@ -154,25 +154,7 @@ def _refined(
     if first != modest:
         times = _in_place(backend, network, shapes, [first, modest], inputs, effort.rounds)
         choices = choices if times is None else search.pitched(choices, times)
-    seen = dict[str, list[Config]]()
-    for narrow in (False, True):
-        options = _contenders(backend, network, shapes, choices, effort, seen, narrow)
-        choices = _decided(backend, network, shapes, choices, inputs, options, effort.rounds)
-        seen = {c.node: own for c, own in zip(choices, options, strict=True)}
-    return choices
-
-
-def _decided(
-    backend: Backend,
-    network: Network,
-    shapes: Shapes,
-    choices: list[Choice],
-    inputs: list[Any],
-    options: list[list[Config]],
-    rounds: int,
-) -> list[Choice]:
-    """Each choice moved to the fastest of its options in the running network. Layers alike decide
-    together."""
+    options = _contenders(backend, network, shapes, choices, effort)
     plans = [
         {
             c.node: replace(c, config=own[min(i, len(own) - 1)])
@@ -180,7 +162,7 @@ def _decided(
         }
         for i in range(max(map(len, options), default=0))
     ]
-    times = _in_place(backend, network, shapes, plans, inputs, rounds) if len(plans) > 1 else None
+    times = _in_place(backend, network, shapes, plans, inputs, effort.rounds) if len(plans) > 1 else None
     if times is None:
         return choices
     alike: dict[object, list[str]] = {}
@@ -195,16 +177,9 @@ def _decided(
 
 
 def _contenders(
-    backend: Backend,
-    network: Network,
-    shapes: Shapes,
-    choices: list[Choice],
-    effort: search.Effort,
-    seen: Mapping[str, list[Config]],
-    narrow: bool,
+    backend: Backend, network: Network, shapes: Shapes, choices: list[Choice], effort: search.Effort
 ) -> list[list[Config]]:
-    """Of each choice, at the place that its maps have under these choices: far apart, or `narrow`, those next
-    to what won."""
+    """Of each choice, at the place that its maps have under these choices."""
     places = backend.places(network, shapes, {c.node: c.config for c in choices})
     nodes = {node.name: node for node in network.convs()}
     found, known = [], dict[object, list[Config]]()
@@ -213,11 +188,8 @@ def _contenders(
         key = c.conv, c.config, c.tried, place
         if key not in known:
             stats = replace(network.stats(nodes[c.node]), idle=c.idle, place=place)
-            offered = islice(backend.form(c.config.method).configs(c.conv, backend.target, stats), MODELLED)
-            if narrow:
-                known[key] = search.neighbours(c.config, offered, seen[c.node], effort.in_network // 2)
-            else:
-                known[key] = search.contenders(c, offered, effort.in_network)
+            offered = backend.form(c.config.method).configs(c.conv, backend.target, stats)
+            known[key] = search.contenders(c, islice(offered, MODELLED), effort.in_network)
         found.append(known[key])
     return found
 

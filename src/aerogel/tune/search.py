@@ -7,7 +7,7 @@ the best two of each layer are timed again in the running network, and the whole
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from types import MappingProxyType
@@ -202,14 +202,10 @@ def refined(choice: Choice, configs: Sequence[Config], times: Sequence[Sequence[
         return choice
     timings = [Timing.of(t, times[0]) for t in times]
     best = max(range(len(configs)), key=lambda i: timings[i].ratio_p50 if timings[i].ratio_p25 > 1 else 1.0)
-    won, before = timings[best], choice.in_network
     if best == 0:
-        return replace(choice, in_network=before or won)
-    if before is not None:  # whose ratio is to what won alone
-        low, middle = won.ratio_p25 * before.ratio_p50, won.ratio_p50 * before.ratio_p50
-        won = replace(won, ratio_p25=low, ratio_p50=middle)
+        return replace(choice, in_network=timings[0])
     reason = "faster in the running network than the configuration that was faster alone"
-    return replace(choice, config=configs[best], reason=reason, in_network=won)
+    return replace(choice, config=configs[best], reason=reason, in_network=timings[best])
 
 
 def joined(choice: Choice, pool: str, times: Sequence[Mapping[str, Sequence[float]]]) -> Choice:
@@ -227,44 +223,21 @@ APART = 0.9
 
 
 def contenders(choice: Choice, modelled: Iterable[Config], most: int) -> list[Config]:
-    """The chosen configuration and others for the running network to choose from: the best of other methods
-    that were near it alone, then its own method's, in the order of their times and of the cost model. None
-    is near another, since two that are alike lose alike."""
-    found = [choice.config]
-    if _fixed(choice.config.method):
+    """The chosen configuration and others of its method for the running network to choose from, in the order
+    of their times alone, then of the cost model's; none is near another, since two that are alike lose
+    alike."""
+    asked, found = demands(choice.config), [choice.config]
+    if choice.config.method == BASELINE:
         return found
-    us, best = choice.chosen_us(), choice.fastest()
-    near = (t.config for t in best.values() if us is not None and t.timing.p50_us < NEAR * us)
-    others = (config for config in near if not _fixed(config.method))
-    for config in chain(others, _ours(choice), modelled):
+    for config in chain(_ours(choice), modelled):
         if len(found) == most:
             break
-        alike = demands(config) == demands(choice.config)
-        if alike and all(_octaves(config, other) >= APART for other in found):
+        if demands(config) == asked and all(_octaves(config, other) >= APART for other in found):
             found.append(config)
     return found
 
 
-def neighbours(
-    config: Config, modelled: Iterable[Config], known: Collection[Config], most: int
-) -> list[Config]:
-    """A configuration and those most like it that the running network has not seen."""
-    if _fixed(config.method):
-        return [config]
-    others = (c for c in modelled if demands(c) == demands(config) and c not in known)
-    return [config, *sorted(others, key=lambda c: _octaves(c, config))[: most - 1]]
-
-
-def _fixed(name: str) -> bool:
-    """Whether a layer on this method stays there, whatever the network says: torch's, for the copies around
-    it, and those whose time depends on what is fed."""
-    return name == BASELINE or method(name).SKIPS_INPUT
-
-
 def _octaves(a: Config, b: Config) -> float:
-    """How far apart: an octave is twice the value of one option."""
-    if a.method != b.method:
-        return math.inf
     names = {name for name, _ in (*a.options, *b.options)}
     return sum(abs(math.log2((1 + a.get(name, 0)) / (1 + b.get(name, 0)))) for name in names)
 
