@@ -165,7 +165,13 @@ def test_contenders_are_apart() -> None:
     assert found == [tried[0], tried[3], modelled[0], modelled[2]]
     assert contenders(choice, modelled, 2) == found[:2]
     other = Config.make("stridepack", rows=1)
-    assert contenders(replace(choice, config=other), modelled, 8)[0] == other
+    near = (*timed, Tried(other, Timing.of([70.0], [70.0])))
+    assert other in contenders(replace(choice, tried=near), modelled, 8), "of another method, and near"
+    far = (*timed, Tried(other, Timing.of([80.0], [80.0])))
+    assert other not in contenders(replace(choice, tried=far), modelled, 8)
+    for fixed in ("dense", "actsparse"):
+        config = Config.make(fixed)
+        assert contenders(replace(choice, config=config), modelled, 8) == [config]
 
 
 def test_the_running_network_decides() -> None:

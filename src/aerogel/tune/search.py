@@ -223,21 +223,34 @@ APART = 0.9
 
 
 def contenders(choice: Choice, modelled: Iterable[Config], most: int) -> list[Config]:
-    """The chosen configuration and others of its method for the running network to choose from, in the order
-    of their times alone, then of the cost model's; none is near another, since two that are alike lose
-    alike."""
-    asked, found = demands(choice.config), [choice.config]
-    if choice.config.method == BASELINE:
+    """The chosen configuration and others for the running network to choose from: the best of other methods
+    that were near it alone, then its own method's, in the order of their times and of the cost model. None
+    is near another, since two that are alike lose alike."""
+    found = [choice.config]
+    if _fixed(choice.config.method):
         return found
-    for config in chain(_ours(choice), modelled):
+    us, best = choice.chosen_us(), choice.fastest()
+    near = (t.config for t in best.values() if us is not None and t.timing.p50_us < NEAR * us)
+    others = (config for config in near if not _fixed(config.method))
+    for config in chain(others, _ours(choice), modelled):
         if len(found) == most:
             break
-        if demands(config) == asked and all(_octaves(config, other) >= APART for other in found):
+        alike = demands(config) == demands(choice.config)
+        if alike and all(_octaves(config, other) >= APART for other in found):
             found.append(config)
     return found
 
 
+def _fixed(name: str) -> bool:
+    """Whether a layer on this method stays there, whatever the network says: torch's, for the copies around
+    it, and those whose time depends on what is fed."""
+    return name == BASELINE or method(name).SKIPS_INPUT
+
+
 def _octaves(a: Config, b: Config) -> float:
+    """How far apart: an octave is twice the value of one option."""
+    if a.method != b.method:
+        return math.inf
     names = {name for name, _ in (*a.options, *b.options)}
     return sum(abs(math.log2((1 + a.get(name, 0)) / (1 + b.get(name, 0)))) for name in names)
 
