@@ -1,7 +1,8 @@
 """Which candidates of a layer are timed and which one is kept.
 
 Each layer's candidates are timed beside dense in the same rounds; `assign` then decides over the whole graph,
-the best two of each layer are timed again in the running network, and the whole model has the last word.
+the running network chooses among several configurations of each layer, and the whole model has the last
+word.
 """
 
 from __future__ import annotations
