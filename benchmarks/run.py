@@ -111,6 +111,7 @@ def main() -> None:
         "batch": given.batch,
         "size": size,
         "dtype": given.dtype or "float32",
+        "held": f"{given.isa.upper()} code on an {host().isa.upper()} CPU" if given.isa else "",
     }
     result |= {"amx": "amx" in result["target"] and not given.without_amx, "date": date.today().isoformat()}
     show(result)

@@ -79,7 +79,8 @@ def _machines(results: list[dict[str, Any]]) -> list[str]:
 
 
 def _where(result: dict[str, Any]) -> str:
-    return f"{result['date']}, torch {result['torch']}, `{result['target'].rpartition('-t')[0]}`."
+    held = f", {result['held']}" if result.get("held") else ""
+    return f"{result['date']}, torch {result['torch']}, `{result['target'].rpartition('-t')[0]}`{held}."
 
 
 def _runs(results: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
