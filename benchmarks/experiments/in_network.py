@@ -6,9 +6,9 @@ r"""Whether the tuner orders a layer's configurations as the network does.
 Each layer's contenders are timed four ways: alone, at the pitch it would have by itself; alone, where its
 maps stand in the network; as the tuner does it, in plans that give every layer its first contender, its
 second and so on; and for reference in other plans, in which each layer's contenders stand in an order of
-their own, so that its neighbours are others, with three times the rounds. `spearman` is the rank correlation of the first
-three with the reference, by layer; `regret` is the reference time of what each would choose over the best.
-Everything here is measured.
+their own, so that its neighbours are others, with three times the rounds. `spearman` is the rank correlation
+of the first three with the reference, by layer; `regret` is the reference time of what each would choose over
+the best. Everything here is measured.
 """
 
 from __future__ import annotations

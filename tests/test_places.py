@@ -1,0 +1,116 @@
+"""Layers are tuned where they will run: trials, cost models and records know how maps stand there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from aerogel.backends.cpu.backend import Cpu
+from aerogel.backends.cpu.runner import program
+from aerogel.backends.cpu.trial import built
+from aerogel.capture.network import Network
+from aerogel.capture.nodes import problem
+from aerogel.codegen.cpu.abi import native
+from aerogel.ir import ALONE, Conv, Layout, Place, Stats, Target, host
+from aerogel.methods import METHODS, cpu_form, demands
+from aerogel.runtime.reading import network_of
+from aerogel.tune.store import Store
+from tests.small_models import sparse
+
+X = torch.zeros(1, 16, 28, 28)
+
+
+class Bottleneck(nn.Module):
+    """As in a ResNet: the 3x3 in the middle widens the rows of all maps of its size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(16, 32, 3, stride=2, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(32, 64, 1),
+            nn.ReLU(),
+            nn.Conv2d(64, 32, 3, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(32, 64, 1, stride=2),
+            nn.Conv2d(64, 32, 1),
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x)  # type: ignore[no-any-return]
+
+
+def _network() -> Network:
+    return network_of(sparse(Bottleneck(), 0.9), ((X,), {}), None, lambda _: None)[0]
+
+
+def _stands(layout: Layout) -> tuple[int, tuple[int, int, int, int]]:
+    return layout.pitch, layout.border
+
+
+def test_a_trial_stands_as_the_network_does() -> None:
+    backend, network = Cpu(replace(host(), threads=1)), _network()
+    shapes = network.shapes([X])
+    places = backend.places(network, shapes)
+    convs = {node.name: problem(node, shapes) for node in network.convs()}
+    configs = {}
+    for node in network.convs():
+        stats = replace(network.stats(node), place=places[node.name])
+        offered = cpu_form("direct").configs(convs[node.name], backend.target, stats)
+        configs[node.name] = next(config for config in offered if not demands(config))
+    assert backend.places(network, shapes, configs) == places
+    made = program(network, shapes, configs, backend.target)
+    steps = {step.conv: step.kernel for part in made.parts for step in part.natives if step.conv}
+    assert steps.keys() == configs.keys()
+    wide = 0
+    for node in network.convs():
+        name, weight = node.name, network.weight(node)
+        given = convs[name], configs[name], weight, backend.target
+        (trial,), (alone,) = native(built(*given, places[name])), native(built(*given))
+        assert _stands(trial.writes) == _stands(steps[name].writes), name
+        if trial.reads.kind == "planar":
+            assert _stands(trial.reads) == _stands(steps[name].reads), name
+        wide += trial.writes.pitch > alone.writes.pitch
+    assert wide, "nobody widens anybody's rows: the test says nothing"
+
+
+def test_a_block_of_vectors_fits_the_place() -> None:
+    """14 x 14 alone is 13 vectors, with rows of 15 it is 14: a block of 13 would run twice."""
+    conv, weight = Conv.parse("n1c256h14w14k1024r1s1u1p0"), Stats(1024 * 256, 1024 * 26)
+    target = Target("avx512", ("f16c",))
+    place = Place((1, 1, 1, 1), 15, (1, 1, 1, 1), 15)
+    alone, there = (
+        next(cpu_form("direct").configs(conv, target, replace(weight, place=own)))["vectors"]
+        for own in (ALONE, place)
+    )
+    assert 13 % alone == 0
+    assert 14 % there == 0
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_place_changes_the_order_and_not_the_offer(name: str, threads: int) -> None:
+    """What was tuned at one place is a configuration at any other: files and records are looked at without
+    one."""
+    conv, target = Conv.parse("n1c32h14w14k64r3s3u1p1"), replace(host(), threads=threads)
+    stats = Stats(64 * 288, 64 * 30, shared=64 * 29, alike=90)
+    place = Place((2, 2, 2, 2), 19, (2, 2, 2, 2), 19)
+    here, there = (
+        set(cpu_form(name).configs(conv, target, replace(stats, place=own))) for own in (ALONE, place)
+    )
+    assert here == there
+
+
+def test_a_record_is_of_one_place(tmp_path: Path) -> None:
+    """compile() asks the store for a layer at its place: the text of it is part of what was asked for."""
+    import aerogel
+
+    aerogel.compile(sparse(Bottleneck(), 0.9).eval(), X, store=tmp_path, progress=False)
+    records = [path.read_text() for path in tmp_path.rglob("layers/*/*.json")]
+    assert records
+    assert all("pitch=" in record for record in records)
+    assert Store(tmp_path, Cpu()).folder.is_dir()
