@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -122,7 +122,7 @@ def _alone(
     convs: dict[str, Conv],
     options: dict[str, list[Config]],
     weights: dict[str, Weight],
-    places: dict[str, Place],
+    places: Mapping[str, Place],
     rounds: int,
 ) -> Times:
     found: Times = {}
@@ -163,8 +163,8 @@ def _in_network(
 
 
 def _spearman(a: Sequence[float], b: Sequence[float]) -> float:
-    ranks = [np.argsort(np.argsort(v)) for v in (a, b)]
-    return float(np.corrcoef(*ranks)[0, 1])
+    first, second = (np.argsort(np.argsort(v)) for v in (a, b))
+    return float(np.corrcoef(first, second)[0, 1])
 
 
 if __name__ == "__main__":
