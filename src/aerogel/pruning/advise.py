@@ -19,7 +19,7 @@ from aerogel.backends import Backend, backend_of
 from aerogel.capture.network import Network
 from aerogel.capture.nodes import problem
 from aerogel.errors import InvalidArgument, printable
-from aerogel.ir import GRAPH, Array, Choice, Config, Conv, Plan, Stats, Timing, Tried, Weight
+from aerogel.ir import ALONE, GRAPH, Array, Choice, Config, Conv, Place, Plan, Stats, Timing, Tried, Weight
 from aerogel.ir.tensors import TORCH, from_torch
 from aerogel.methods import BASELINE, METHODS, ranked
 from aerogel.progress import Advance, progress_line
@@ -176,7 +176,7 @@ def advise(
             )
         shapes = network.shapes(network.captured.flat(*call))
         problems = {node.name: problem(node, shapes) for node in network.convs()}
-        rows, best = _layers(backend, network, problems, points, advance)
+        rows, best = _layers(backend, network, problems, backend.places(network, shapes), points, advance)
         forms = [runner(m, call, layout) for layout, m in bodies(model, dtype).items()]
         fastest = min(
             zip(forms, interleaved(forms, FEW_ROUNDS), strict=True),
@@ -210,10 +210,10 @@ def _masked(network: Network, point: Point) -> Network:
     )
 
 
-def _ours(backend: Backend, conv: Conv, weight: Array) -> list[Config]:
+def _ours(backend: Backend, conv: Conv, weight: Array, place: Place) -> list[Config]:
     """Likely configurations of the methods that take most layers; the first one where a method is hardly ever
     the faster."""
-    stats, found = Stats.of(weight), list[Config]()
+    stats, found = Stats.of(weight, place=place), list[Config]()
     for name in ranked():
         form = backend.form(name)
         if form.refuse(conv, backend.target, stats) is None:
@@ -226,6 +226,7 @@ def _layers(
     backend: Backend,
     network: Network,
     problems: Mapping[str, Conv],
+    places: Mapping[str, Place],
     points: Sequence[Point],
     advance: Advance,
 ) -> tuple[dict[str, LayerAdvice], Best]:
@@ -241,13 +242,16 @@ def _layers(
         cuts = {point: weight * masks({"": size}, {"": point[1]}, point[0])[""] for point in points}
         if str(conv) not in times:
             advance(f"{node.layer or node.name} {conv} at {len(points)} points")
+            place = places.get(node.name, ALONE)
             dense = list(_baseline(backend, conv, from_torch(weight)))
             tried = [
-                (p, config) for p, cut in cuts.items() for config in _ours(backend, conv, from_torch(cut))
+                (p, config)
+                for p, cut in cuts.items()
+                for config in _ours(backend, conv, from_torch(cut), place)
             ]
             whole, held = Weight(from_torch(weight)), {p: Weight(from_torch(cut)) for p, cut in cuts.items()}
             pairs = [(whole, config) for config in dense] + [(held[p], config) for p, config in tried]
-            middle = search.medians(backend, pairs, conv, ROUNDS)
+            middle = search.medians(backend, pairs, conv, ROUNDS, place)
             dense_us, own = min(middle[: len(dense)]), dict.fromkeys(points, float("inf"))
             for (p, config), us in zip(tried, middle[len(dense) :], strict=True):
                 if us < min(own[p], dense_us):

@@ -146,13 +146,19 @@ def time_layer(
     )
 
 
-def medians(backend: Backend, pairs: Sequence[tuple[Weight, Config]], conv: Conv, rounds: int) -> list[float]:
+def medians(
+    backend: Backend,
+    pairs: Sequence[tuple[Weight, Config]],
+    conv: Conv,
+    rounds: int,
+    place: Place = ALONE,
+) -> list[float]:
     """Microseconds of one problem with several weights, each in a configuration of its own, in the same
     rounds."""
     rng = np.random.default_rng(0)
     x = rng.standard_normal(conv.x_shape).astype(np.float32)
     bias = rng.standard_normal(conv.k).astype(np.float32)
-    calls = [backend.candidate(conv, config, weight, x, bias) for weight, config in pairs]
+    calls = [backend.candidate(conv, config, weight, x, bias, place) for weight, config in pairs]
     return [float(np.median(t)) for t in interleaved(calls, rounds, clock=backend.clock)]
 
 
