@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from aerogel.backends.cpu.backend import Cpu
-from aerogel.backends.cpu.runner import program
+from aerogel.backends.cpu.runner import program, workspace
 from aerogel.backends.cpu.trial import built
 from aerogel.capture.network import Network
 from aerogel.capture.nodes import problem
@@ -114,3 +114,27 @@ def test_a_record_is_of_one_place(tmp_path: Path) -> None:
     assert records
     assert all("pitch=" in record for record in records)
     assert Store(tmp_path, Cpu()).folder.is_dir()
+
+
+def test_a_copy_that_cuts_a_map_is_part_of_its_readers_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a method that needs one would look faster in the network than one that reads the map as it is."""
+    backend, network = Cpu(replace(host(), threads=1)), _network()
+    shapes = network.shapes([X])
+    configs = {}
+    for node in network.convs():
+        conv = problem(node, shapes)
+        configs[node.name] = next(cpu_form("direct").configs(conv, backend.target, network.stats(node)))
+    made = program(network, shapes, configs, backend.target)
+    steps = [step for part in made.parts for step in part.natives]
+    clock = iter(range(0, 10**9, 1000))
+    space = workspace(network, made, backend.target)
+    with monkeypatch.context() as patch:
+        patch.setattr("aerogel.backends.cpu.workspace.time.perf_counter_ns", lambda: next(clock))
+        spent = space.timed([X])
+    strided = [node.name for node in network.convs() if problem(node, shapes).stride != (1, 1)]
+    assert len(strided) == 2
+    for name in strided:
+        copies = sum(step.y == own.x for own in steps if own.y == name for step in steps)
+        assert copies
+        assert spent[name] == 1 + copies, "every kernel takes a microsecond by this clock"
+    assert sum(spent.values()) == len(steps)

@@ -276,11 +276,8 @@ class _Walk:
 
     def _in_arena(self, name: str, layout: Layout) -> str:
         """The arena's name of a value in this layout, copied there if it is not yet."""
-        key = (
-            name
-            if layout.kind == "planar"
-            else f"{name}#{layout.pitch}.{layout.border}.{layout.stride}.{layout.kept}"
-        )
+        phases = f"{name}#{layout.pitch}.{layout.border}.{layout.stride}.{layout.kept}"
+        key = name if layout.kind == "planar" else phases
         if key in self.arena:
             return key
         shape = image_shape(self.shapes[name])
