@@ -131,6 +131,15 @@ def test_what_was_timed_and_lost(sparsity: float, says: str) -> None:
     assert says in aerogel.explain(Compiled(net(), None, plan, EAGER)).headline
 
 
+def test_a_configuration_timed_in_the_network_only_says_so() -> None:
+    """The cost model's contenders are not timed alone."""
+    choice = replace(_timed(0.9, 90, 20), config=Config.make("direct", vectors=7))
+    choice = replace(choice, in_network=Timing.of([12.0], [15.0]))
+    plan = Plan(host(), (choice,), Timing.of([1.0], [1.0]))
+    said = str(aerogel.explain(Compiled(net(), None, plan, EAGER)))
+    assert "12 us in the network, dense 90 us alone" in said
+
+
 def test_answers_that_differed_are_not_called_slow() -> None:
     plan = Plan(host(), (_timed(0.9, 10, 20),), differed="its answers differed from torch's on the example")
     said = aerogel.explain(Compiled(net(), None, plan, EAGER)).headline

@@ -166,9 +166,10 @@ def _limit(choice: Choice) -> str:
 
 
 def _times(row: dict[str, Any]) -> str:
-    if row["us"] is None or row["dense_us"] is None:
+    us, dense_us, inside = row["us"], row["dense_us"], row["in_network_us"]
+    if dense_us is None or (us is None and inside is None):
         return ""
-    inside = "" if row["in_network_us"] is None else f"; {row['in_network_us']:.0f} us in the network"
-    return (
-        f"  {row['us']:.0f} us, dense {row['dense_us']:.0f} us ({row['dense_us'] / row['us']:.2f}x){inside}"
-    )
+    there = "" if inside is None else f"{inside:.0f} us in the network"
+    if us is None:  # the cost model's, which was timed there only
+        return f"  {there}, dense {dense_us:.0f} us alone"
+    return f"  {us:.0f} us, dense {dense_us:.0f} us ({dense_us / us:.2f}x){there and f'; {there}'}"
