@@ -66,6 +66,13 @@ def limits(target: Target) -> dict[str, float]:
     return found
 
 
+def multiply(isa: str) -> None:
+    """About ten milliseconds of FMAs, without the GIL."""
+    x = np.ones(CHAINS * VECTOR_BYTES[isa] // 4 + 32, np.float32)
+    x[:] = 1e-9
+    _probe(isa, False)(x[-x.ctypes.data % 64 // 4 :].ctypes.data, 1 << 20, 640)
+
+
 def _best(probe: Callable[[int, int, int], None], size: int, rounds: int) -> float:
     """Bytes a second that the loop walks over."""
     raw, best = np.ones(size // 4 + 32, np.float32), 0.0

@@ -5,10 +5,13 @@ GIL.
         --rounds 200 --append slower.jsonl
     python -m benchmarks.harness.promises stable --pattern ../shared/patterns/resnet50-90.npz
     python -m benchmarks.harness.promises busy
+    python -m benchmarks.harness.promises scaling --pattern ../shared/patterns/resnet50-90.npz
 
 `slower` passes where the 95 % interval of the median of aerogel / fastest torch stays below 1.02. `stable`
 compiles three times: total time within 5 %, at least 90 % of the layers on the same method. `busy` passes
 where the median latency beside a Python thread that never sleeps is within 1.5 times the idle one plus 10 ms.
+`scaling` passes where two threads are 1.85 times as fast as one, or 0.95 of what a loop of FMAs gains on the
+same two cores in the same rounds.
 """
 
 from __future__ import annotations
@@ -19,8 +22,10 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import date
 from functools import partial
+from itertools import product
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
@@ -29,7 +34,9 @@ import numpy as np
 import torch
 
 import aerogel
+from aerogel.ir import host
 from aerogel.tune.measure import interleaved
+from benchmarks.harness.probe import multiply
 from benchmarks.run import compare
 from benchmarks.zoo.models import MODELS, example, make, prune, prune_pattern
 
@@ -41,14 +48,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("promise", choices=["slower", "stable", "busy"])
+    parser.add_argument("promise", choices=["slower", *PROMISES])
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--sparsities", default="0,0.8,0.95")
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument(
         "--pattern",
         type=Path,
-        help="a .npz of real masks for resnet50 (stable, busy); else 90 %% by magnitude",
+        help="a .npz of real masks for resnet50 (all but slower); else 90 %% by magnitude",
     )
     parser.add_argument("--append", type=Path, help="add each result as a line of this file")
     given = parser.parse_args()
@@ -63,7 +70,7 @@ def main() -> None:
     else:
         model = make("resnet50")
         model = prune_pattern(model, given.pattern) if given.pattern else prune(model, 0.9)
-        results = iter([stable(model) if given.promise == "stable" else busy(model)])
+        results = iter([PROMISES[given.promise](model)])
     for result in results:
         result |= {
             "promise": given.promise,
@@ -137,6 +144,38 @@ def busy(model: torch.nn.Module) -> dict[str, Any]:
         stop.set()
         thread.join()
     return {"idle_ms": idle, "busy_ms": beside, "kept": beside <= 1.5 * idle + 10}
+
+
+def scaling(model: torch.nn.Module) -> dict[str, Any]:
+    """One thread and two, and beside them a loop of FMAs that needs no memory."""
+    x, compiled = torch.randn(1, 3, 224, 224), {}
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        compiled[threads] = aerogel.compile(model, x, store=mkdtemp())
+    spent = dict[str, list[float]]()
+    with ThreadPoolExecutor(2) as pool, torch.no_grad():
+        for threads, _ in product((1, 2), range(3)):
+            torch.set_num_threads(threads)
+            compiled[threads](x)
+        for _, threads in product(range(60), (1, 2)):
+            torch.set_num_threads(threads)
+            began = time.perf_counter()
+            compiled[threads](x)
+            middle = time.perf_counter()
+            list(pool.map(lambda _: multiply(host().isa), range(threads)))
+            spent.setdefault(f"aerogel {threads}", []).append(middle - began)
+            spent.setdefault(f"fma {threads}", []).append((time.perf_counter() - middle) / threads)
+    torch.set_num_threads(1)
+    gained = {
+        name: float(np.median(np.array(spent[f"{name} 1"]) / np.array(spent[f"{name} 2"])))
+        for name in ("aerogel", "fma")
+    }
+    ms = {name: float(np.median(t)) * 1e3 for name, t in spent.items()}
+    kept = gained["aerogel"] >= min(1.85, 0.95 * gained["fma"])
+    return {"scaling": gained, "ms": ms, "kept": kept}
+
+
+PROMISES = {"stable": stable, "busy": busy, "scaling": scaling}
 
 
 def _latency(fast: torch.nn.Module, x: torch.Tensor) -> float:
