@@ -177,11 +177,14 @@ def test_contenders_are_apart() -> None:
 def test_the_running_network_decides() -> None:
     configs = [_direct(14, 256), _direct(7, 256), _direct(7, 64)]
     choice = Choice("a", "a", Conv.parse("n1c8h8w8k8r1s1u1p0"), configs[0])
-    faster = refined(choice, configs, [[10.0] * 8, [9.0] * 8, [7.0] * 8])
+    faster = refined(choice, configs, [[[10.0] * 8, [9.0] * 8, [7.0] * 8]])
     assert faster.config == configs[2]
     assert "running network" in faster.reason
     assert faster.in_network is not None
     assert faster.in_network.ratio_p50 == pytest.approx(10 / 7)
-    noise = refined(choice, configs, [[10.0] * 8, [9.0, 11.0] * 4, [10.0] * 8])
-    assert noise.config == configs[0], "faster in half of the rounds is not faster"
-    assert refined(choice, configs, [[], [], []]) == choice, "a layer that does not run there"
+    busy = refined(choice, configs, [[[10.0, *[30.0] * 7], [12.0] * 8, [9.0, *[40.0] * 7]]])
+    assert busy.config == configs[2], "what other work adds says nothing"
+    assert refined(choice, configs, [[[10.0], [9.95], [10.0]]]).config == configs[0], "hardly faster"
+    both = [[[10.0], [9.0], [9.5]], [[10.0], [12.0], [9.0]]]
+    assert refined(choice, configs, both).config == configs[2], "layers alike decide together"
+    assert refined(choice, configs, [[[], [], []]]) == choice, "a layer that does not run there"

@@ -6,9 +6,9 @@ r"""Whether the tuner orders a layer's configurations as the network does.
 Each layer's contenders are timed four ways: alone, at the pitch it would have by itself; alone, where its
 maps stand in the network; as the tuner does it, in plans that give every layer its first contender, its
 second and so on; and for reference in other plans, in which each layer's contenders stand in an order of
-their own, so that its neighbours are others, with three times the rounds. `spearman` is the rank correlation
-of the first three with the reference, by layer; `regret` is the reference time of what each would choose over
-the best. Everything here is measured.
+their own, so that its neighbours are others, with three times the rounds. The fastest round of each counts.
+`spearman` is the rank correlation of the first three with the reference, by layer; `regret` is the reference
+time of what each would choose over the best. Everything here is measured.
 """
 
 from __future__ import annotations
@@ -90,15 +90,15 @@ def measured(model: torch.nn.Module, call: Any, most: int, rounds: int) -> dict[
     reference = _in_network(backend, network, convs, options, orders, inputs, 3 * rounds)
     layers = []
     for name, own in options.items():
-        truth = [float(np.median(t)) for t in reference[name]]
+        truth = [min(t) for t in reference[name]]
         row: dict[str, Any] = {"conv": str(convs[name]), "us": dict(zip(map(str, own), truth, strict=True))}
         for way in WAYS:
-            spent = [float(np.median(t)) for t in times[way][name]]
+            spent = [float(np.min(t)) for t in times[way][name]]
             best = int(np.argmin(spent))
             if way == "tuner":
                 alike = [n for n in options if (convs[n], options[n]) == (convs[name], own)]
-                pooled = [[us for n in alike for us in times[way][n][i]] for i in range(len(own))]
-                best = own.index(refined(Choice("", name, convs[name], own[0]), own, pooled).config)
+                several = [times[way][n] for n in dict.fromkeys([name, *alike])]
+                best = own.index(refined(Choice("", name, convs[name], own[0]), own, several).config)
             row[way] = {"spearman": _spearman(spent, truth), "regret": truth[best] / min(truth)}
         layers.append(row)
     return {"layers": layers, "rounds": rounds, "target": str(backend.target)}

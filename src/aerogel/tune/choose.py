@@ -170,9 +170,9 @@ def _refined(
         alike.setdefault((c.conv, *own), []).append(c.node)
     found = []
     for c, own in zip(choices, options, strict=True):
-        nodes = alike[c.conv, *own]
-        spent = [[us for node in nodes for us in under.get(node, [])] for under in times[: len(own)]]
-        found.append(search.refined(c, own, spent))
+        nodes = dict.fromkeys([c.node, *alike[c.conv, *own]])
+        spent = [[under.get(node, []) for under in times[: len(own)]] for node in nodes]
+        found.append(search.refined(c, own, [t for t in spent if t[0]] or spent))
     return found
 
 
