@@ -48,6 +48,7 @@ HELD = {
     "MKL_ENABLE_INSTRUCTIONS": "AVX2",
 }
 """What holds others to AVX2. onnxruntime cannot be held."""
+_NAMES = {"avx512": "AVX-512", "avx2": "AVX2"}
 QUANTILES = {"min": 0.0, "p25": 0.25, "p50": 0.5}
 
 
@@ -111,7 +112,7 @@ def main() -> None:
         "batch": given.batch,
         "size": size,
         "dtype": given.dtype or "float32",
-        "held": f"{given.isa.upper()} code on an {host().isa.upper()} CPU" if given.isa else "",
+        "held": f"{_NAMES[given.isa]} code on an {_NAMES[host().isa]} CPU" if given.isa else "",
     }
     result |= {"amx": "amx" in result["target"] and not given.without_amx, "date": date.today().isoformat()}
     show(result)

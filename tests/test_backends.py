@@ -5,15 +5,21 @@ from __future__ import annotations
 import ast
 import functools
 import os
+import pickle
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 
 import aerogel
 from aerogel.backends import using
+from aerogel.backends.cpu.backend import Cpu
+from aerogel.codegen.cpu import llvm
+from aerogel.ir import Target
 from aerogel.methods import METHODS, cpu_form, gpu_form
 from tests import counts
 from tests.reference_backend import Reference
@@ -56,6 +62,30 @@ def test_what_loses_there_stays_torchs() -> None:
     with using(Reference({"dense": 10.0, "direct": 30.0})):
         fast = aerogel.compile(model, x, progress=False)
     assert {choice.config.method for choice in fast.plan.choices} == {"dense"}
+
+
+@pytest.mark.parametrize("isa", ["avx2", "generic"])
+def test_a_cpu_held_to_less_runs_nothing_else(isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, build = set[str](), llvm.function
+
+    def noting(code: str, entry: str, emit: Any, isa: str, **given: Any) -> Any:
+        made.add(isa)
+        return build(code, entry, emit, isa, **given)
+
+    monkeypatch.setattr(llvm, "function", noting)
+    model, x = sparse(Small()), torch.randn(1, 3, 24, 24)
+    with using(Cpu(Cpu().target.lower(isa))):
+        fast = aerogel.compile(model, x, tune="off")
+    right(model, fast, x)
+    assert any(choice.config.method != "dense" for choice in fast.plan.choices)
+    assert made == {isa}
+
+
+def test_a_module_from_a_machine_that_can_do_more() -> None:
+    model, x = sparse(Small()), torch.randn(1, 3, 24, 24)
+    fast = aerogel.compile(model, x, tune="off")
+    fast.backend = Cpu(Target("neon"))
+    right(model, pickle.loads(pickle.dumps(fast)), x)
 
 
 _NEW = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -87,6 +88,20 @@ def test_layouts_that_would_read_outside_are_refused() -> None:
     ):
         with pytest.raises((PlanMismatch, ShapeError)):
             direct.build(packed, CONV, CONFIG, host(), *bad)
+
+
+def test_filters_by_length_or_in_order() -> None:
+    """By length, the longest row of each group and block of channels first; or as they are numbered."""
+    weight, by_length = _packed()
+    in_order = direct.pack(weight, CONV, Config.make("direct", **dict(CONFIG.options), in_order=1))
+    assert np.array_equal(direct.unpack(in_order, CONV), weight)
+    for packed, ordered in ((by_length, False), (in_order, True)):
+        rows, lengths = packed.arrays["row"], np.diff(packed.arrays["start"])
+        edges = packed.arrays["group"] * packed.meta["channel_blocks"]
+        for low, high in pairwise(edges.tolist()):
+            for part in np.split(np.arange(low, high), packed.meta["channel_blocks"]):
+                assert (np.diff(rows[part] if ordered else -lengths[part]) >= 0).all()
+    assert not np.array_equal(by_length.arrays["row"], in_order.arrays["row"])
 
 
 def test_one_packing_serves_every_image_size() -> None:

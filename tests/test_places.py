@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+import aerogel
+from aerogel.backends import Trial, using
 from aerogel.backends.cpu.backend import Cpu
 from aerogel.backends.cpu.runner import program, workspace
 from aerogel.backends.cpu.trial import built
@@ -18,7 +21,6 @@ from aerogel.codegen.cpu.abi import native
 from aerogel.ir import ALONE, Conv, Layout, Place, Stats, Target, host
 from aerogel.methods import METHODS, cpu_form, demands
 from aerogel.runtime.reading import network_of
-from aerogel.tune.store import Store
 from tests.small_models import sparse
 
 X = torch.zeros(1, 16, 28, 28)
@@ -93,10 +95,11 @@ def test_a_block_of_vectors_fits_the_place() -> None:
 
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("threads", [1, 2])
-def test_a_place_changes_the_order_and_not_the_offer(name: str, threads: int) -> None:
+@pytest.mark.parametrize("text", ["n1c32h14w14k64r3s3u1p1", "n1c32h7w7k64r5s5u1p2", "n1c32h9w9k64r1s1u1p0"])
+def test_a_place_changes_the_order_and_not_the_offer(name: str, threads: int, text: str) -> None:
     """What was tuned at one place is a configuration at any other: files and records are looked at without
     one."""
-    conv, target = Conv.parse("n1c32h14w14k64r3s3u1p1"), replace(host(), threads=threads)
+    conv, target = Conv.parse(text), replace(host(), threads=threads)
     stats = Stats(64 * 288, 64 * 30, shared=64 * 29, alike=90)
     place = Place((2, 2, 2, 2), 19, (2, 2, 2, 2), 19)
     here, there = (
@@ -105,15 +108,29 @@ def test_a_place_changes_the_order_and_not_the_offer(name: str, threads: int) ->
     assert here == there
 
 
-def test_a_record_is_of_one_place(tmp_path: Path) -> None:
-    """compile() asks the store for a layer at its place: the text of it is part of what was asked for."""
-    import aerogel
+class _Noting(Cpu):
+    """The CPU; notes where layers were timed."""
 
-    aerogel.compile(sparse(Bottleneck(), 0.9).eval(), X, store=tmp_path, progress=False)
+    def __init__(self) -> None:
+        super().__init__()
+        self.timed: set[tuple[str, Place]] = set()
+
+    def candidate(self, conv: Conv, *given: Any) -> Trial:
+        self.timed.add((str(conv), given[-1]))
+        return super().candidate(conv, *given)
+
+
+def test_layers_are_timed_and_remembered_at_their_place(tmp_path: Path) -> None:
+    backend, model = _Noting(), sparse(Bottleneck(), 0.9).eval()
+    with using(backend):
+        aerogel.compile(model, X, store=tmp_path, progress=False)
+    network = _network()
+    shapes = network.shapes([X])
+    places = backend.places(network, shapes)
+    assert backend.timed == {(str(problem(n, shapes)), places[n.name]) for n in network.convs()}
     records = [path.read_text() for path in tmp_path.rglob("layers/*/*.json")]
-    assert records
-    assert all("pitch=" in record for record in records)
-    assert Store(tmp_path, Cpu()).folder.is_dir()
+    assert len(records) == len(backend.timed)
+    assert all(any(str(place) in record for place in places.values()) for record in records)
 
 
 def test_a_copy_that_cuts_a_map_is_part_of_its_readers_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from aerogel.backends.cpu.lower.arena import Touch, place
-from aerogel.ir import Choice, Config, Conv, Graph, Node, Ref, Timing, Tried
+from aerogel.ir import Choice, Config, Conv, Dtypes, Graph, Node, Ref, Timing, Tried
 from aerogel.tune.assign import Costs, assign
 from aerogel.tune.search import contenders, keep, pitched, refined, worth
 
@@ -169,6 +169,9 @@ def test_contenders_are_apart() -> None:
     assert other in contenders(replace(choice, tried=near), modelled, 8), "of another method, and near"
     far = (*timed, Tried(other, Timing.of([80.0], [80.0])))
     assert other not in contenders(replace(choice, tried=far), modelled, 8)
+    half = replace(choice, conv=replace(choice.conv, dtypes=Dtypes("f16", "f16", "f16", "f16")))
+    known = contenders(half, modelled, 8)
+    assert known == [tried[0], tried[3], modelled[0]], "7 x 64 rounds as nothing whose loss was looked at"
     for fixed in ("dense", "actsparse"):
         config = Config.make(fixed)
         assert contenders(replace(choice, config=config), modelled, 8) == [config]

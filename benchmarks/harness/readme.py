@@ -50,7 +50,7 @@ def _models(results: list[dict[str, Any]]) -> str:
         r = sorted(several, key=lambda r: float(r["ratio"]["fastest"]))[(len(several) - 1) // 2]
         cells = " | ".join(f"{r['ratio'][n]:.2f}x" if n in r["ratio"] else "" for n in names)
         lines.append(f"| {what} | {len(several)} | {r['ms']['aerogel']['p50']:.1f} | {cells} |")
-    return "\n".join([*lines, "", _where(results[-1])])
+    return "\n".join([*lines, "", _where(*results)])
 
 
 def half(results: list[dict[str, Any]]) -> str:
@@ -78,9 +78,11 @@ def _machines(results: list[dict[str, Any]]) -> list[str]:
     return list(dict.fromkeys(r["target"].rpartition("t")[0] for r in results))
 
 
-def _where(result: dict[str, Any]) -> str:
+def _where(*results: dict[str, Any]) -> str:
+    """When, and on which machine, these were measured."""
+    result, dates = results[-1], sorted(r["date"] for r in results)
     held = f", {result['held']}" if result.get("held") else ""
-    return f"{result['date']}, torch {result['torch']}, `{result['target'].rpartition('-t')[0]}`{held}."
+    return f"{' to '.join(dict.fromkeys((dates[0], dates[-1])))}, torch {result['torch']}, `{result['target'].rpartition('-t')[0]}`{held}."
 
 
 def _runs(results: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:

@@ -14,8 +14,8 @@ and output planes have one pitch (codegen/cpu/rows.py).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from itertools import pairwise, product
+from collections.abc import Mapping
+from itertools import pairwise
 
 import numpy as np
 
@@ -214,19 +214,6 @@ def filter_groups(conv: Conv, blocks: int, target: Target) -> int:
     """Groups of filters that make enough units of work, where a plane is so many blocks."""
     units = max(1, conv.batch * blocks)
     return 1 if target.threads == 1 else min(conv.k, max(1, ceil_div(UNITS * target.threads, units)))
-
-
-def regrouped(configs: Iterable[Config], conv: Conv, target: Target) -> Iterator[Config]:
-    """The configurations, then each in other numbers of groups: a record or a plan may name what suited
-    another place."""
-    known = []
-    for config in configs:
-        known.append(config)
-        yield config
-    most = 1 if target.threads == 1 else min(conv.k, UNITS * target.threads)
-    for config, groups in product(known, range(1, most + 1)):
-        if groups != config["groups"]:
-            yield Config.make(config.method, **{**dict(config.options), "groups": groups})
 
 
 def image_bytes(conv: Conv) -> int:

@@ -88,7 +88,8 @@ def configs(
     """Register blocks, pixels and stages, ordered by a cost model; `inside` and `outside` are nonzeros in
     tiles and in rows."""
     lanes, own = target.vector_bytes // 4, conv.c // conv.groups
-    live, widest = flat.live_vectors(conv, lanes, place), flat.most_vectors(conv, lanes)
+    live, alone = flat.live_vectors(conv, lanes, place), flat.live_vectors(conv, lanes, ALONE)
+    possible = flat.most_vectors(conv, lanes)
 
     def config(filters: int, width: int, vectors: int, rows: int) -> Config:
         fits = int(target.l1_bytes // (conv.r * vectors * target.vector_bytes))
@@ -100,7 +101,7 @@ def configs(
             vectors=vectors,
             rows=rows,
             channels=channels,
-            groups=flat.filter_groups(conv, ceil_div(live, vectors), target),
+            groups=flat.filter_groups(conv, ceil_div(alone, vectors), target),
             ahead=4,
         )
 
@@ -108,15 +109,15 @@ def configs(
     if on_amx(conv, target):
         parts_rows = product((3, 2, 4, 1, 6), (1024, 512))
         points = [(amx.FILTERS, amx.WIDTH, amx.WIDTH * parts, rows) for parts, rows in parts_rows]
-    for width, parts in product(range(1, min(widest, 7) + 1), (1, 2, 3)):
+    for width, parts in product(range(1, min(possible, 7) + 1), (1, 2, 3)):
         most = min(16, (_REGISTERS[target.isa] - 1) // width - 1, conv.k)
         for filters in (1, *range(max(2, most // 2), most + 1)):
-            if width * parts <= min(_MOST_VECTORS, widest + width - 1):
+            if width * parts <= min(_MOST_VECTORS, possible + width - 1):
                 for rows in (64, 128, 256):
                     point = filters, width, width * parts, rows
                     cost[point] = _cycles(conv, target, live, inside, outside, *point)
     points += sorted(cost, key=lambda point: cost[point])
-    return flat.regrouped((config(*point) for point in points), conv, target)
+    return (config(*point) for point in points)
 
 
 def _cycles(

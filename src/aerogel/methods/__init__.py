@@ -104,12 +104,12 @@ def method(name: str) -> Method:
 
 def demands(config: Config) -> int:
     """What a configuration asks of all maps of its image size; 0 for nothing."""
-    return dict(config.options).get(method(config.method).DEMANDS or "", 0)
+    return config.get(method(config.method).DEMANDS or "", 0)
 
 
 def rounding(config: Config) -> tuple[str, int]:
     """What configurations that round alike have in common."""
-    return config.method, dict(config.options).get(method(config.method).ROUNDING or "", 0)
+    return config.method, config.get(method(config.method).ROUNDING or "", 0)
 
 
 def ranked() -> list[str]:

@@ -21,6 +21,7 @@ from aerogel.capture.nodes import Shapes, problem
 from aerogel.errors import InvalidArgument
 from aerogel.ir import (
     ALONE,
+    F32,
     Array,
     Choice,
     Config,
@@ -34,7 +35,7 @@ from aerogel.ir import (
     Tried,
     Weight,
 )
-from aerogel.methods import BASELINE, METHODS, demands, method, ranked
+from aerogel.methods import BASELINE, METHODS, demands, method, ranked, rounding
 from aerogel.tune.activity import Seen, break_even
 from aerogel.tune.measure import ROUND_US, interleaved
 
@@ -246,8 +247,9 @@ APART = 0.9
 def contenders(choice: Choice, modelled: Iterable[Config], most: int) -> list[Config]:
     """The chosen configuration and others for the running network to choose from: the best of other methods
     that were near it alone, then its own method's, in the order of their times and of the cost model. None
-    is near another, since two that are alike lose alike."""
-    found = [choice.config]
+    is near another, since two that are alike lose alike; in half precision each rounds as one whose loss was
+    looked at."""
+    found, seen = [choice.config], {rounding(config) for config in choice.configs()}
     if _fixed(choice.config.method):
         return found
     us, best = choice.chosen_us(), choice.fastest()
@@ -256,8 +258,12 @@ def contenders(choice: Choice, modelled: Iterable[Config], most: int) -> list[Co
     for config in chain(others, _ours(choice), modelled):
         if len(found) == most:
             break
-        alike = demands(config) == demands(choice.config)
-        if alike and all(_octaves(config, other) >= APART for other in found):
+        known = choice.conv.dtypes == F32 or rounding(config) in seen
+        if (
+            known
+            and demands(config) == demands(choice.config)
+            and all(_octaves(config, other) >= APART for other in found)
+        ):
             found.append(config)
     return found
 

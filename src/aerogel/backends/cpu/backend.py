@@ -56,7 +56,8 @@ class Cpu(Backend):
         return trial.output(self.target, conv, config, weight, x, bias, residual)
 
     def runner(self, network: Network, plan: Plan) -> CpuRunner:
-        return CpuRunner(network, plan, self.target)
+        """Where the module has moved to a machine that can do less, with what that one can."""
+        return CpuRunner(network, plan, self.target if self.target.runs_here() else host())
 
     def suits(self, target: object) -> bool:
         """Another number of threads, or other caches, may cost time; another ISA is other code."""

@@ -10,7 +10,7 @@ import numpy as np
 from aerogel.codegen.cpu import lists, llvm
 from aerogel.codegen.cpu.abi import Kernel
 from aerogel.formats import flat, tiled
-from aerogel.ir import Array, Config, Conv, Layout, Packed, Stats, Target, ceil_div, nonzero
+from aerogel.ir import ALONE, Array, Config, Conv, Layout, Packed, Stats, Target, ceil_div, nonzero
 from aerogel.methods.actsparse import NAME
 
 FEW = 20
@@ -49,23 +49,24 @@ def refuse(conv: Conv, target: Target, stats: Stats) -> str | None:
 def configs(conv: Conv, target: Target, stats: Stats) -> Iterator[Config]:
     """Panels and blocks of pixels, ordered by a cost model."""
     lanes, own = target.vector_bytes // 4, conv.c // conv.groups
-    live, widest = flat.live_vectors(conv, lanes, stats.place), flat.most_vectors(conv, lanes)
+    live, alone = flat.live_vectors(conv, lanes, stats.place), flat.live_vectors(conv, lanes, ALONE)
+    possible = flat.most_vectors(conv, lanes)
     cost = {}
     for width, parts in product((2, 1), (7, 6, 5, 4, 3, 2, 1)):
         for filters in _FILTERS:
-            if width * (parts - 1) < widest and filters * width <= _SUMS[target.isa]:
+            if width * (parts - 1) < possible and filters * width <= _SUMS[target.isa]:
                 cost[filters, width, width * parts] = _cycles(
                     conv, target, stats, live, filters, width, parts
                 )
 
     def config(filters: int, width: int, vectors: int) -> Config:
-        groups = flat.filter_groups(conv, ceil_div(live, vectors), target)
+        groups = flat.filter_groups(conv, ceil_div(alone, vectors), target)
         return Config.make(
             NAME, filters=filters, width=width, vectors=vectors, chunk=CHUNK, channels=own, groups=groups
         )
 
     points = sorted(cost, key=lambda point: cost[point])
-    return flat.regrouped((config(*point) for point in points), conv, target)
+    return (config(*point) for point in points)
 
 
 def _cycles(

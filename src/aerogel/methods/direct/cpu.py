@@ -51,18 +51,17 @@ def refuse(conv: Conv, target: Target, stats: Stats) -> str | None:
 
 def configs(conv: Conv, target: Target, stats: Stats) -> Iterator[Config]:
     """Register blocks and blocks of channels, ordered by a cost model; measurement decides among the first of
-    them."""
+    them. What is offered does not depend on the place: a file or a record is looked at without one."""
     own = conv.c // conv.groups
     sizes = summed_channels(own, 8, conv, stats.nonzeros)
     cost: dict[tuple[int, int, int], float] = {}
-    shapes = {
-        aligned: _Shape.of(conv, target, aligned, stats.place)
-        for aligned in ((0, 1) if conv.r * conv.s > 1 else (0,))
-    }
-    for aligned, shape in shapes.items():
+    kinds = (0, 1) if conv.r * conv.s > 1 else (0,)
+    alone = {aligned: _Shape.of(conv, target, aligned, ALONE) for aligned in kinds}
+    for aligned in kinds:
+        shape = _Shape.of(conv, target, aligned, stats.place)
         registers = _REGISTER_BLOCK[target.isa] // (1 + aligned * (target.isa in ("avx2", "generic")))
         most = min(flat.most_vectors(conv, _lanes(conv, target)), registers)
-        if len(shape.shifts) <= _MOST_RUNS:
+        if len(alone[aligned].shifts) <= _MOST_RUNS:
             cost |= {
                 (v, b, aligned): _cycles(conv, target, stats, shape, v, b)
                 for v in range(1, most + 1)
@@ -76,11 +75,11 @@ def configs(conv: Conv, target: Target, stats: Stats) -> Iterator[Config]:
     points = dict.fromkeys(first + ordered)  # the best of each kind is always timed
 
     def both(v: int, b: int, aligned: int) -> tuple[Config, Config]:
-        groups = flat.filter_groups(conv, ceil_div(shapes[aligned].live, v), target)
+        groups = flat.filter_groups(conv, ceil_div(alone[aligned].live, v), target)
         by_length = Config.make(NAME, vectors=v, channels=b, groups=groups, ahead=4, aligned=aligned)
         return by_length, Config.make(NAME, in_order=1, **dict(by_length.options))
 
-    return flat.regrouped((config for point in points for config in both(*point)), conv, target)
+    return (config for point in points for config in both(*point))
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from aerogel.backends.cpu.lower import pooling
-from aerogel.ir import NO_BORDER, Border, Config, Conv, Layout, Place, Stats, Target, widest
+from aerogel.ir import ALONE, NO_BORDER, Border, Config, Conv, Layout, Place, Stats, Target, widest
 from aerogel.methods import BASELINE, cpu_form, demands, ranked
 
 Size = tuple[str, tuple[int, int]]
@@ -35,7 +35,7 @@ def planes(
 
     border: dict[Size, Border] = dict.fromkeys(others, NO_BORDER)
     for name, conv in convs.items():
-        reads, _ = wanted(name, Place())
+        reads, _ = wanted(name, ALONE)
         own = conv.pad if reads.kind == "planar" else NO_BORDER
         for size, needs in ((read(conv), own), (written(conv), NO_BORDER)):
             border[size] = widest(border.get(size, NO_BORDER), needs)
