@@ -82,7 +82,8 @@ def _where(*results: dict[str, Any]) -> str:
     """When, and on which machine, these were measured."""
     result, dates = results[-1], sorted(r["date"] for r in results)
     held = f", {result['held']}" if result.get("held") else ""
-    return f"{' to '.join(dict.fromkeys((dates[0], dates[-1])))}, torch {result['torch']}, `{result['target'].rpartition('-t')[0]}`{held}."
+    when = " to ".join(dict.fromkeys((dates[0], dates[-1])))
+    return f"{when}, torch {result['torch']}, `{result['target'].rpartition('-t')[0]}`{held}."
 
 
 def _runs(results: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
