@@ -44,6 +44,8 @@ BENCHMARKS = (
     "experiments.actsparse",
     "experiments.pooling",
     "experiments.activity",
+    "experiments.in_network",
+    "experiments.lanes",
     "experiments.gpu",
     "experiments.gpu_facts",
     "experiments.gpu_triton",

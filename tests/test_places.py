@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import nn
 import aerogel
 from aerogel.backends import Trial, using
 from aerogel.backends.cpu.backend import Cpu
-from aerogel.backends.cpu.runner import program, workspace
+from aerogel.backends.cpu.runner import CpuRunner, program, workspace
 from aerogel.backends.cpu.trial import built
 from aerogel.capture.network import Network
 from aerogel.capture.nodes import problem
@@ -134,6 +135,27 @@ def test_layers_are_timed_and_remembered_at_their_place(tmp_path: Path) -> None:
     records = [path.read_text() for path in tmp_path.rglob("layers/*/*.json")]
     assert len(records) == len(backend.timed)
     assert all(any(str(place) in record for place in places.values()) for record in records)
+
+
+def test_what_was_tuned_holds_for_any_number_of_images() -> None:
+    """Not so for another image size: there the first configuration is taken."""
+    model = sparse(Bottleneck(), 0.9).eval()
+    fast = aerogel.compile(model, X, tune="off")
+    backend, network = fast.backend, fast.network
+    assert isinstance(backend, Cpu)
+    assert network is not None
+    choices = []
+    for choice in fast.plan.choices:
+        offered = backend.form(choice.config.method).configs(choice.conv, backend.target, Stats(900, 90))
+        choices.append(replace(choice, config=list(islice(offered, 3))[-1]))
+    runner = CpuRunner(network, replace(fast.plan, choices=tuple(choices)), backend.target)
+    tuned = {choice.node: choice.config for choice in choices}
+    for images in (1, 3):
+        shapes = network.shapes([X.expand(images, -1, -1, -1)])
+        assert runner._choices(shapes, backend.target, True) == tuned
+    other = runner._choices(network.shapes([X[:, :, :20, :20]]), backend.target, True)
+    assert other.keys() == tuned.keys()
+    assert other != tuned
 
 
 def test_a_copy_that_cuts_a_map_is_part_of_its_readers_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,6 @@
 """Fit a method's cost model to this machine: the named numbers of its COST table.
 
-    python -m benchmarks.experiments.fit direct --pattern ../shared/patterns/resnet50-90.npz
+    python -m benchmarks.experiments.fit direct --pattern ../shared/patterns/resnet50-90.npz --isa avx2
 
 Every distinct layer is timed in many configurations. Then one number after another is made larger or smaller
 as long as the configuration that the model puts first comes nearer to the fastest one (`regret`: its time
@@ -23,7 +23,7 @@ from rich.progress import track
 
 from aerogel.backends.cpu.trial import candidate
 from aerogel.formats import tiled
-from aerogel.ir import Config, Conv, Stats, Target, Weight, host
+from aerogel.ir import Config, Conv, Stats, Target, Weight, here_levels, host
 from aerogel.methods import CpuForm, cpu_form
 from aerogel.tune.measure import interleaved
 from benchmarks.zoo.patterns import Layer, distinct, load
@@ -32,6 +32,7 @@ Timed = tuple[Conv, Stats, dict[Config, float]]
 """A layer and microseconds of its configurations."""
 STEPS = (0.5, 0.7, 0.85, 1.2, 1.4, 2.0)
 ROUNDS = 5
+"""The fastest of them counts."""
 
 
 def main() -> None:
@@ -42,9 +43,10 @@ def main() -> None:
     parser.add_argument("--pattern", type=Path, nargs="+", required=True, help="files of real masks")
     parser.add_argument("--configs", type=int, default=24, help="timed of each layer")
     parser.add_argument("--sweeps", type=int, default=3, help="over all numbers")
+    parser.add_argument("--isa", choices=here_levels(), default=host().isa, help="instructions to fit for")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    form, target = cpu_form(given.method), replace(host(), threads=1)
+    form, target = cpu_form(given.method), replace(host().lower(given.isa), threads=1)
     tables: dict[str, dict[str, float]] = getattr(form, "COST", tiled.COST)
     cost = tables.setdefault(target.isa, dict(tables["avx512"]))
     layers = [layer for path in given.pattern for layer, _ in distinct(load(path))]
@@ -78,7 +80,7 @@ def time(form: CpuForm, layer: Layer, target: Target, most: int) -> Timed:
     x, bias = rng.standard_normal(conv.x_shape).astype(np.float32), np.zeros(conv.k, np.float32)
     calls = [candidate(conv, config, Weight(weight), x, bias, target) for config in chosen]
     times = interleaved(calls, ROUNDS)
-    return conv, stats, {c: float(np.median(t)) for c, t in zip(chosen, times, strict=True)}
+    return conv, stats, {c: min(t) for c, t in zip(chosen, times, strict=True)}
 
 
 def regret(form: CpuForm, target: Target, timed: list[Timed]) -> float:

@@ -85,10 +85,9 @@ def explain(fast: Compiled, *, layer: str | None = None) -> Report:
         named = [", ".join("x".join(map(str, shape)) for shape in own) for own in fast.sizes]
         heads = [f"At {size}: {head}" for size, head in zip(named, heads, strict=True)]
         notes = [f"at {size}: {note}" for size, p in zip(named, points, strict=True) for note in p.notes]
-    others = "other image sizes" if fast.plan.image_by_image else "other image sizes and batches"
     notes = [
         *notes,
-        f"tuned for {target}; {others} use the same methods with their own first configuration",
+        f"tuned for {target}; other image sizes use the same methods with their own first configuration",
         *(["batches run image by image"] if fast.plan.image_by_image else []),
         f"workspaces held now: {fast.workspace_bytes() / 2**20:.1f} MB",
     ]

@@ -128,13 +128,15 @@ class CpuRunner(Runner):
         return workspace(self.network, made, target)
 
     def _choices(self, shapes: Shapes, target: Target, skips: bool) -> dict[str, Config]:
-        """The plan's choices; at other sizes the same methods, each with its own first configuration."""
+        """The plan's choices, for any number of images; at other sizes the same methods, each with its own
+        first configuration."""
         tuned = {c.node: c for c in self.plan.choices}
         if not skips:
             tuned |= {node: replace(tuned[node], config=config) for node, config in without(tuned).items()}
         convs = {n.name: problem(n, shapes) for n in self.network.convs() if n.name in tuned}
         again = target.threads == self._threads
-        chosen = {n: tuned[n].config for n, conv in convs.items() if again and conv == tuned[n].conv}
+        alike = {n: conv.at(tuned[n].conv.batch, *conv.size) for n, conv in convs.items()}
+        chosen = {n: tuned[n].config for n, conv in alike.items() if again and conv == tuned[n].conv}
         if len(chosen) == len(convs):
             return chosen
         nodes = {n.name: n for n in self.network.convs()}
