@@ -10,7 +10,7 @@ import pytest
 from aerogel.backends.cpu.lower.arena import Touch, place
 from aerogel.ir import Choice, Config, Conv, Dtypes, Graph, Node, Ref, Timing, Tried
 from aerogel.tune.assign import Costs, assign
-from aerogel.tune.search import contenders, keep, pitched, refined, worth
+from aerogel.tune.search import by_demand, contenders, keep, pitched, refined, worth
 
 RNG = np.random.default_rng(0)
 
@@ -140,12 +140,18 @@ def _choice(node: str, wide: float, narrow: float) -> Choice:
 
 
 def test_rows_of_whole_vectors_must_pay_for_the_whole_image_size() -> None:
-    choices = [_choice("a", 50, 70), _choice("b", 60, 55)]
-    good = pitched(choices, [{"a": [50.0] * 3, "b": [60.0] * 3}, {"a": [70.0] * 3, "b": [55.0] * 3}])
+    plans = list(zip(*map(by_demand, [_choice("a", 50, 70), _choice("b", 60, 55)]), strict=True))
+    assert [[c.config["aligned"] for c in plan] for plan in plans] == [[1, 0], [0, 0], [1, 1]]
+    times = [{"a": [50.0], "b": [60.0]}, {"a": [70.0], "b": [55.0]}, {"a": [50.0], "b": [65.0]}]
+    good = pitched(plans, times)
     assert [c.config["aligned"] for c in good] == [1, 0], "20 won, 5 lost"
-    bad = pitched(choices, [{"a": [50.0] * 3, "b": [90.0] * 3}, {"a": [70.0] * 3, "b": [55.0] * 3}])
+    assert not any(c.reason for c in good)
+    bad = pitched(plans, [times[0] | {"b": [90.0]}, *times[1:2], times[2] | {"b": [95.0]}])
     assert [c.config["aligned"] for c in bad] == [0, 0], "20 won, 35 lost"
     assert "slower by more" in bad[0].reason
+    every = pitched(plans, [*times[:2], {"a": [50.0, 80.0], "b": [58.0, 90.0]}])
+    assert [c.config["aligned"] for c in every] == [1, 1], "alone it was slower; the fastest round counts"
+    assert "faster by more" in every[1].reason
     assert contenders(good[0], [], 8) == [good[0].config], (
         "its second configuration would change the pitch of its neighbours"
     )

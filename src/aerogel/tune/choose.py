@@ -149,11 +149,11 @@ def _refined(
 ) -> list[Choice]:
     """What only the running network can say: what layers may demand of an image size, then which of each
     layer's contenders is fastest there. Layers alike decide together."""
-    first = {c.node: c for c in choices}
-    modest = {c.node: replace(c, config=search.modest(c)) for c in choices}
-    if first != modest:
-        times = _in_place(backend, network, shapes, [first, modest], inputs, effort.rounds)
-        choices = choices if times is None else search.pitched(choices, times)
+    asking = list(dict.fromkeys(zip(*map(search.by_demand, choices), strict=True)))
+    if len(asking) > 1:
+        named = [{c.node: c for c in own} for own in asking]
+        times = _in_place(backend, network, shapes, named, inputs, effort.rounds)
+        choices = choices if times is None else search.pitched(asking, times)
     options = _contenders(backend, network, shapes, choices, effort)
     plans = [
         {

@@ -282,9 +282,23 @@ def _octaves(a: Config, b: Config) -> float:
     return sum(abs(math.log2((1 + a.get(name, 0)) / (1 + b.get(name, 0)))) for name in names)
 
 
-def modest(choice: Choice) -> Config:
-    """The fastest configuration that asks nothing of the other layers of its image size."""
-    return next((c for c in _ours(choice) if not demands(c)), choice.config)
+def by_demand(choice: Choice) -> tuple[Choice, Choice, Choice]:
+    """The choice as it is; moved to its fastest configuration that asks nothing of the other layers of its
+    image size; and to its fastest that does."""
+    modest = next((c for c in _ours(choice) if not demands(c)), choice.config)
+    demanding = next((c for c in _ours(choice) if demands(c)), choice.config)
+    return choice, _moved(choice, modest), _moved(choice, demanding)
+
+
+def _moved(choice: Choice, config: Config) -> Choice:
+    if config == choice.config:
+        return choice
+    reason = (
+        "rows of whole vectors make this layer slower, and the others of its image size faster by more"
+        if demands(config)
+        else "rows of whole vectors make this layer faster, and the others of its image size slower by more"
+    )
+    return replace(choice, config=config, reason=reason)
 
 
 def _ours(choice: Choice) -> tuple[Config, ...]:
@@ -294,21 +308,18 @@ def _ours(choice: Choice) -> tuple[Config, ...]:
     return tuple(c for c in choice.configs() if c.method == choice.config.method)
 
 
-def pitched(choices: list[Choice], times: list[dict[str, list[float]]]) -> list[Choice]:
-    """For each image size what its layers demand or not, by microseconds of all of them in the network under
-    both: [0] with, [1] without."""
+def pitched(
+    plans: Sequence[Sequence[Choice]], times: Sequence[Mapping[str, Sequence[float]]]
+) -> list[Choice]:
+    """For each image size the choices of that plan under which all its layers together are fastest in the
+    network; the fastest round of each counts. The first plan is kept where no other needs less."""
     spent: dict[tuple[int, int], list[float]] = {}
-    for c in choices:
-        sums = spent.setdefault(c.conv.out, [0.0, 0.0])
+    for choices in zip(*plans, strict=True):
+        sums = spent.setdefault(choices[0].conv.out, [0.0] * len(plans))
         for i, under in enumerate(times):
-            sums[i] += float(np.median(under.get(c.node, [0.0])))
-    reason = "rows of whole vectors make this layer faster and the others of its image size slower by more"
-    return [
-        replace(c, config=modest(c), reason=reason)
-        if demands(c.config) and spent[c.conv.out][1] < spent[c.conv.out][0]
-        else c
-        for c in choices
-    ]
+            sums[i] += min(under.get(choices[0].node, [0.0]))
+    best = {size: int(np.argmin(sums)) for size, sums in spent.items()}
+    return [choices[best[choices[0].conv.out]] for choices in zip(*plans, strict=True)]
 
 
 RULE = 0.7
