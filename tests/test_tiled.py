@@ -59,6 +59,27 @@ def test_tilewise_finds_what_pruning_left() -> None:
     assert tilewise.refuse(conv, host(), Stats.of(weight)) is None
 
 
+@pytest.mark.parametrize(
+    ("text", "taken"),
+    [
+        ("c64k70r1s1u1p0", True),
+        ("c3k32r3s3u2p1", True),
+        ("c64k70r3s3u1p1", False),
+        ("c64k64r3s3u1p1g64", False),
+    ],
+)
+def test_a_small_layer_without_zeros_is_one_tile(text: str, taken: bool) -> None:
+    """Not one with long filters, which a dense library is made for, nor one with nothing to share."""
+    conv = Conv.parse(text)
+    weight = np.ones(conv.weight_shape, np.float32)
+    why = tilewise.refuse(conv, host(), Stats.of(weight))
+    assert (why is None) == taken
+    assert taken or "a dense library" in str(why)
+    if taken:
+        ((filters, positions),) = tilewise.tiles(weight, conv)
+        assert (len(filters), len(positions)) == (conv.k, weight[0].size)
+
+
 def test_single_elements_of_tew_are_rows() -> None:
     conv = Conv.parse("n1c64h6w6k128r3s3u1p1")
     weight = _pruned(conv, "tew")
@@ -118,7 +139,8 @@ def test_refusals_name_the_property() -> None:
     half = Conv.parse("n1c16h6w6k70r3s3u1p1:f16.f16.f16.f16")
     for module in (tilewise, blockgemm):
         assert "summed in f32" in str(module.refuse(half, here, loose))
-        assert "zeros" in str(module.refuse(CONV, here, Stats.of(_pruned(CONV, "tilewise", 0.1))))
+        long = replace(CONV, c=64)
+        assert "zeros" in str(module.refuse(long, here, Stats.of(_pruned(long, "tilewise", 0.1))))
         assert "GiB" in str(module.refuse(replace(CONV, h=50_000, w=50_000), here, loose))
 
 

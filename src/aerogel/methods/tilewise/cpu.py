@@ -13,10 +13,20 @@ from aerogel.methods.tilewise import NAME
 
 DENSE = 0.3
 """Zeros below which there is nothing to skip."""
+FEW = 512
+"""Positions of a filter up to which a layer without zeros is one tile all the same. A dense library is not
+made for few, and between layers of ours it costs two copies."""
 
 
 def refuse(conv: Conv, target: Target, stats: Stats) -> str | None:
-    return tiled.unsupported(conv, target) or unlike(stats)
+    if (why := tiled.unsupported(conv, target)) is not None:
+        return why
+    return None if _one_tile(conv, stats) else unlike(stats)
+
+
+def _one_tile(conv: Conv, stats: Stats) -> bool:
+    _, c, r, s = conv.weight_shape
+    return c * r * s <= FEW and conv.k // conv.groups >= 8 and stats.sparsity < DENSE
 
 
 def unlike(stats: Stats) -> str | None:
