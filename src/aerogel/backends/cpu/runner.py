@@ -135,7 +135,7 @@ class CpuRunner(Runner):
             tuned |= {node: replace(tuned[node], config=config) for node, config in without(tuned).items()}
         convs = {n.name: problem(n, shapes) for n in self.network.convs() if n.name in tuned}
         again = target.threads == self._threads
-        alike = {n: conv.at(tuned[n].conv.batch, *conv.size) for n, conv in convs.items()}
+        alike = {n: replace(conv, n=tuned[n].conv.n) for n, conv in convs.items()}
         chosen = {n: tuned[n].config for n, conv in alike.items() if again and conv == tuned[n].conv}
         if len(chosen) == len(convs):
             return chosen
