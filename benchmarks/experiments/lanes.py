@@ -89,6 +89,7 @@ def together(x: torch.Tensor) -> torch.Tensor:
 
 
 def apart(x: torch.Tensor, images: int) -> torch.Tensor:
+    """The inverse of `together`."""
     _, c, h, w = x.shape
     return x.view(c, h, w // images, images).permute(3, 0, 1, 2).contiguous()
 

@@ -97,7 +97,7 @@ def time_layer(
     where its maps will stand.
     """
     rng = np.random.default_rng(0)
-    stats = Stats.of(weight.array, None if seen is None else seen.idle, place)
+    stats = replace(weight.stats, idle=None if seen is None else seen.idle, place=place)
     x = rng.standard_normal(conv.x_shape).astype(np.float32) if seen is None else seen.fitted(conv.x_shape)
     bias = rng.standard_normal(conv.k).astype(np.float32)
     configs, calls, refused = list[Config](), list[Trial](), list[Refusal]()

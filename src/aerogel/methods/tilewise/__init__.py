@@ -10,8 +10,9 @@ No mark says where tiles are: any pruner's zeros are taken as they are. Filters 
 are looked at in runs of 32; what most of a run keep are the run's positions, and neighbouring runs with the
 same are one tile. What stands elsewhere is rows, so the packing is exact for every weight.
 
-Wins where vectors of x are read often: FMAs are the limit, not loads (codegen/cpu/blocks.py). Refuses weights
-whose filters share few positions, and sums in fp16.
+Wins where vectors of x are read often: FMAs are the limit, not loads (codegen/cpu/blocks.py). On CPUs a small
+layer without zeros is one tile too: it then runs between sparse layers without the two copies that a dense
+library costs. Refuses weights whose filters share few positions, and sums in fp16.
 """
 
 NAME = "tilewise"
