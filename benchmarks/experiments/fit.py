@@ -30,7 +30,7 @@ from benchmarks.zoo.patterns import Layer, distinct, load
 
 Timed = tuple[Conv, Stats, dict[Config, float]]
 """A layer and microseconds of its configurations."""
-STEPS = (0.5, 0.7, 0.85, 1.2, 1.4, 2.0)
+STEPS = (0.1, 0.25, 0.5, 0.7, 0.85, 1.2, 1.4, 2.0, 4.0)
 ROUNDS = 5
 """The fastest of them counts."""
 
