@@ -13,7 +13,8 @@ from torch import nn
 
 import aerogel
 from aerogel.pruning import reprune as module
-from aerogel.pruning.advise import Advice, LayerAdvice, _even, _recipe
+from aerogel.pruning.advice import Advice, LayerAdvice
+from aerogel.pruning.advise import _even, _recipe
 
 
 def _model(filters: int = 64) -> nn.Module:

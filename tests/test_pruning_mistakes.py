@@ -137,7 +137,7 @@ def test_models_without_anything_to_prune() -> None:
 
 
 def test_an_advice_without_a_recipe() -> None:
-    from aerogel.pruning.advise import Advice
+    from aerogel.pruning.advice import Advice
 
     empty = Advice("", 1.0, {("tilewise", 0.5): 1.0}, (), None, {}, None)
     assert "speedup=1.5" in said(lambda: aerogel.prune(net(), empty))

@@ -9,7 +9,7 @@ from aerogel.errors import AerogelError, InvalidFile, PlanMismatch, ShapeError, 
 
 if TYPE_CHECKING:
     from aerogel.compiler import compile as compile
-    from aerogel.pruning.advise import Advice as Advice
+    from aerogel.pruning.advice import Advice as Advice
     from aerogel.pruning.advise import advise as advise
     from aerogel.pruning.boost import boost as boost
     from aerogel.pruning.prune import finalize as finalize
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 _LATER = {
     "advise": "aerogel.pruning.advise",
-    "Advice": "aerogel.pruning.advise",
+    "Advice": "aerogel.pruning.advice",
     "boost": "aerogel.pruning.boost",
     "reprune": "aerogel.pruning.reprune",
     "Repruned": "aerogel.pruning.reprune",
@@ -54,3 +54,8 @@ def __getattr__(name: str) -> Any:
     from importlib import import_module
 
     return getattr(import_module(_LATER[name]), name)
+
+
+def __dir__() -> list[str]:
+    """The public names, and only them."""
+    return sorted(__all__)

@@ -18,10 +18,8 @@ Sizes = Mapping[str, tuple[int, ...]]
 """Sizes of inputs by their names."""
 
 
-def looked_at(dtype: Any, plan: Any, store: Any, dynamic_shapes: Any) -> None:
+def looked_at(plan: Any, store: Any, dynamic_shapes: Any) -> None:
     """Raises AerogelError at one that is not of its kind."""
-    if dtype is not None and dtype not in (TORCH["f16"], TORCH["bf16"]):
-        raise InvalidArgument(f"dtype is None, torch.float16 or torch.bfloat16, not {dtype}")
     if not isinstance(plan, Plan | None) or not isinstance(store, str | Path | None):
         raise InvalidArgument(
             f"plan is the .plan of a compiled model, store a folder; not {plan!r:.60} and {store!r:.60}"
@@ -31,6 +29,16 @@ def looked_at(dtype: Any, plan: Any, store: Any, dynamic_shapes: Any) -> None:
             "dynamic_shapes are as torch.export takes them, a dict or tuple of dims, not "
             f"{dynamic_shapes!r:.60}"
         )
+
+
+def dtype_of(dtype: Any) -> Any:
+    """torch's half precision by itself or by its name; None is the model's own."""
+    named = {"float16": TORCH["f16"], "bfloat16": TORCH["bf16"]}
+    if dtype is None or dtype in named.values():
+        return dtype
+    if isinstance(dtype, str) and dtype in named:
+        return named[dtype]
+    raise InvalidArgument(f"dtype is None, torch.float16 or torch.bfloat16, not {dtype!r}")
 
 
 def names_of(methods: Iterable[str] | None) -> tuple[str, ...]:

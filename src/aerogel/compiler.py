@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from aerogel.arguments import Sizes, looked_at, names_of, points_of, samples_of
+from aerogel.arguments import Sizes, dtype_of, looked_at, names_of, points_of, samples_of
 from aerogel.backends import backend_of
 from aerogel.capture import foreign
 from aerogel.capture.network import Network
@@ -29,7 +29,7 @@ from aerogel.errors import (
 )
 from aerogel.ir import GRAPH, PARTS, Beside, Choice, Plan
 from aerogel.methods import BASELINE
-from aerogel.progress import Advance, progress_line
+from aerogel.progress import Progress, shown
 from aerogel.runtime.eager import (
     Call,
     agree,
@@ -70,53 +70,74 @@ def compile(
     strict_nan: bool = False,
     progress: bool | None = None,
 ) -> Compiled:
-    """A module with the same answers, each layer on the fastest kernel measured here, dense kept wherever it
-    is faster.
+    """Compile a model for this machine: same answers, each layer on the fastest kernel measured here.
 
-    `model` is a module, or the path of an ONNX file. `args` and `kwargs` are an example call, as for
-    torch.export; a bare tensor will do. An ONNX file needs none: `shapes` gives the sizes of inputs that the
-    file leaves open, by name; a list of such gives several tuned points, and a call goes to its own or the
-    nearest. `dtype` None keeps the model's own precision; torch.float16 or torch.bfloat16 stores weights and
-    maps in 16 bits: inputs and outputs keep their types, and layers that lose too much on the example or on
-    `calibration` (more such calls: tuples of arguments, or tensors) stay as they are, by name in explain().
-    `calibration` also tells how much of each layer's input is zero, for the method that skips it. `tune` is
-    "off" (rules, no timing), "fast", "full" or a budget in seconds for timing the layers. `methods` restricts
-    the choice. `plan` replays one exactly and times nothing. `store` is a folder of tuning records, by
-    default the user's own: what was measured once is not measured again. `strict_nan` keeps every layer
-    dense, so that a NaN meeting a pruned weight is a NaN.
+    Dense is one of the candidates, of each layer and of the whole model, so the result is never slower.
+
+    Example:
+        >>> fast = aerogel.compile(model, (x,))
+        >>> same = torch.allclose(fast(x), model(x), atol=1e-3)
+
+    Args:
+        model: An `nn.Module`, or the path of an ONNX file.
+        args: An example call's arguments, as for `torch.export`; a bare tensor will do. An ONNX file needs
+            none.
+        kwargs: The example's keyword arguments.
+        dynamic_shapes: As for `torch.export`. By default batch, height and width stay open.
+        shapes: Sizes of an ONNX file's inputs where the file leaves them open,
+            `{"images": (1, 3, 640, 640)}`. A list of such tunes for each of them; a call goes to the nearest.
+        dtype: None keeps the model's precision. `torch.float16` or `torch.bfloat16`, or `"float16"` or
+            `"bfloat16"`, stores weights and feature maps in 16 bits; inputs and outputs keep their types.
+            Layers that lose too much on the example or on `calibration` stay as they are, and `explain` names
+            them.
+        tune: "fast", "full" (more is tried), "off" (rules, nothing is timed), or a budget in seconds for the
+            whole call. What a budget does not reach goes by rule; reading the model and the last comparison
+            with torch are always done.
+        methods: Restrict the choice to these methods (`aerogel methods` lists them).
+        calibration: Real inputs: tensors, or tuples of arguments. They tell how much of each layer's input is
+            zero, and in half precision what is lost.
+        plan: The `.plan` of a compiled model: replayed exactly, nothing is timed.
+        store: A folder of tuning records, by default in the user's cache folder. What was measured once is
+            not measured again.
+        strict_nan: Keep every layer dense, so that a NaN that meets a pruned weight stays a NaN.
+        progress: False shows no progress, True also where nobody seems to look.
+
+    Returns:
+        A `Compiled` module for inference.
     """
-    looked_at(dtype, plan, store, dynamic_shapes)
+    looked_at(plan, store, dynamic_shapes)
+    stored_as = dtype_of(dtype)
     call, names, samples = as_call(args, kwargs), names_of(methods), samples_of(calibration)
     backend = backend_of(call)
     wanted = (BASELINE,) if strict_nan else names
-    asked = Asked(tune, search.effort(tune), wanted, backend, Store(store, backend), dtype, samples)
-    with torch.random.fork_rng(devices=[]), progress_line(progress) as advance:
+    asked = Asked(tune, search.effort(tune), wanted, backend, Store(store, backend), stored_as, samples)
+    with torch.random.fork_rng(devices=[]), shown(progress) as line:
         if isinstance(model, str | Path):
-            return together(
-                [_from_onnx(model, call, point, plan, asked, advance) for point in points_of(shapes)]
-            )
+            points = points_of(shapes)
+            line.split(len(points))
+            return together([_from_onnx(model, call, point, plan, asked, line) for point in points])
         if shapes is not None:
             raise InvalidArgument(
                 "shapes names the inputs of an ONNX file; a module takes an example: compile(model, (x,))"
             )
         if isinstance(model, Compiled):
             model = model.original
-        return _compiled(as_weights(private(model, call)), call, dynamic_shapes, plan, asked, advance)
+        return _compiled(as_weights(private(model, call)), call, dynamic_shapes, plan, asked, line)
 
 
 def _compiled(
-    model: Any, call: Call, dynamic_shapes: Any, plan: Plan | None, asked: Asked, advance: Advance
+    model: Any, call: Call, dynamic_shapes: Any, plan: Plan | None, asked: Asked, progress: Progress
 ) -> Compiled:
     """A model of our own, compiled: each step has a name."""
     here, (there, *samples) = asked.backend.host(model, [call, *asked.samples])
     asked = replace(asked, samples=samples)
     try:
         steady(model, call)
-        network, notes = network_of(here, there, dynamic_shapes, advance)
+        network, notes = network_of(here, there, dynamic_shapes, progress)
     except UnsupportedModel as reason:
         if plan is not None:
             raise
-        return _parts(model, call, str(reason), asked, advance)
+        return _parts(model, call, str(reason), asked, progress)
     _fit(network, asked)
     if plan is not None:
         network = as_planned(network, plan, there, asked)
@@ -126,13 +147,14 @@ def _compiled(
     if known is not None and (alone or not known.plan.image_by_image):
         return _replayed(model, as_planned(network, known.plan, there, asked), known, call, asked)
     alone = alone and asked.effort is not None and asked.backend.image_by_image
-    network, found, said = tuned(network, first_image(there) if alone else there, asked, advance)
+    network, found, said = tuned(network, first_image(there) if alone else there, asked, progress)
     ours = looked(model, _made(model, network, found, (*notes, *said), asked), call, asked)
     if asked.effort is None or ours.how != GRAPH:
         return ours
-    advance("timing the whole model")
+    progress.begin("timing the whole model", 0.1)
     kept = judged(model, batched(ours, call) if alone else ours, call, asked)
-    if not asked.samples:  # a record says nothing of what was calibrated
+    complete = all(c.tried for c in kept.plan.choices)  # a budget may have ended before
+    if complete and not asked.samples:  # a record says nothing of what was calibrated
         asked.store.put_model(key, kept.plan, kept.how, kept.notes)
     return kept
 
@@ -167,7 +189,7 @@ def together(points: Sequence[Compiled]) -> Compiled:
 
 
 def _from_onnx(
-    path: str | Path, call: Call, shapes: Sizes, plan: Plan | None, asked: Asked, advance: Advance
+    path: str | Path, call: Call, shapes: Sizes, plan: Plan | None, asked: Asked, progress: Progress
 ) -> Compiled:
     """An ONNX file, compiled as a module that is only its graph. Where onnxruntime is installed its time is
     said first."""
@@ -182,11 +204,11 @@ def _from_onnx(
         raise InvalidFile(f"'{path}' is compiled already: aerogel.load(path) opens it")
     if not all(isinstance(a, torch.Tensor) for a in call[0]):
         raise InvalidArgument("the inputs of an ONNX file are tensors")
-    advance("reading the file")
+    progress.begin("reading the file")
     try:
         captured = read_file(path, shapes, [tuple(a.shape) for a in call[0]])
         model, call = GraphModel(captured, captured.constants), call if call[0] else captured.filled()
-        fast = _compiled(model, call, None, plan, asked, advance)
+        fast = _compiled(model, call, None, plan, asked, progress)
     except InvalidArgument as why:  # arguments were looked at: this is the file's
         raise InvalidFile(f"'{path}': {why}") from why
     except AerogelError:
@@ -197,7 +219,7 @@ def _from_onnx(
     session = None if asked.effort is None or plan else foreign.whole(path, fast.input_names, call[0])
     if session is None:
         return fast
-    advance("timing onnxruntime")
+    progress.begin("timing onnxruntime")
     theirs, ours = (sorted(t)[len(t) // 2] for t in interleaved([session, runner(fast, call)], ROUNDS))
     fast.plan = replace(fast.plan, onnxruntime=Beside(theirs, ours))
     return fast
@@ -235,7 +257,7 @@ def _replayed(model: Any, network: Network, known: Known, call: Call, asked: Ask
     return Compiled(model, None, known.plan, known.how, notes, torchs, network.captured)
 
 
-def _parts(model: Any, call: Call, why: str, asked: Asked, advance: Advance) -> Compiled:
+def _parts(model: Any, call: Call, why: str, asked: Asked, progress: Progress) -> Compiled:
     """Where the whole does not export: the largest submodules that do, each compiled for what the example
     feeds it."""
     held = copy.deepcopy(model)
@@ -252,8 +274,8 @@ def _parts(model: Any, call: Call, why: str, asked: Asked, advance: Advance) -> 
                 if full not in fed:
                     raise UnsupportedModel("the example never calls it")
                 here, (there,) = asked.backend.host(child, [fed[full]])
-                network, left = network_of(here, there, None, advance)
-                network, own, said = tuned(network, there, fed_asked, advance)
+                network, left = network_of(here, there, None, progress)
+                network, own, said = tuned(network, there, fed_asked, progress)
                 part = _made(child, network, own, (*left, *said), asked)
             except UnsupportedModel as reason:
                 notes.append(f"{full}: {reason}")

@@ -1,37 +1,159 @@
-"""What is being done, while it is being done: one line on a terminal."""
+"""How far a long call is: a line in a terminal or a notebook, lines of the log where there is neither.
+
+    aerogel: layer 12 of 54, 0:31, about 0:40 left (layer2.0.conv1)
+
+The time left goes by the call's own pace: each phase takes about a known share of the whole.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+import logging
+import sys
+import time
+from contextlib import AbstractContextManager
 from typing import Any
 
 from aerogel.errors import printable
 
-Advance = Callable[[str], None]
-"""Says what is begun."""
+log = logging.getLogger("aerogel")
+_EARLY = 0.04
+"""Share of the whole before which a pace says nothing."""
+_EVERY_S = {"notebook": 0.5, "lines": 5.0}
+"""Seconds between two updates, at least."""
 
 
-def progress_line(wanted: bool | None) -> AbstractContextManager[Advance]:
-    """A line on the terminal that says what is being done; nothing where there is no terminal, unless asked
-    for."""
-    from rich.console import Console
+class Progress(AbstractContextManager["Progress"]):
+    """One long call: phases, and steps of a phase. This one only counts; its subclasses show."""
 
-    console = Console(stderr=True)
-    if wanted is False or (wanted is None and not console.is_terminal):
-        return nullcontext(lambda _: None)
-    return _Status(console)
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self._done = self._share = self._within = 0.0
+        self._what = "starting"
+        self._detail = ""
+        self._parts = 1
 
+    def split(self, parts: int) -> None:
+        """The phases that follow come this many times."""
+        self._parts = parts
 
-class _Status(AbstractContextManager[Advance]):
-    def __init__(self, console: Any) -> None:
-        self.status = console.status("aerogel")
+    def begin(self, what: str, share: float = 0.0) -> None:
+        """A phase that takes about this share of the whole."""
+        self._done += self._share
+        self._share, self._within = share / self._parts, 0.0
+        self._what, self._detail = what, ""
+        self._show(True)
 
-    def __enter__(self) -> Advance:
-        from rich.text import Text
+    def step(self, what: str, number: int, total: int, detail: str = "") -> None:
+        """Begin a step of the phase: the `number`-th of `total`, from 1."""
+        self._within = (number - 1) / total
+        self._what, self._detail = f"{what} {number} of {total}", detail
+        self._show(False)
 
-        self.status.start()
-        return lambda text: self.status.update(Text(f"aerogel: {printable(text)}"))
+    def line(self) -> str:
+        """What is shown."""
+        spent, left = time.monotonic() - self._began, self.left()
+        about = "" if left is None else f", about {_minutes(left)} left"
+        detail = f" ({self._detail})" if self._detail else ""
+        return printable(f"aerogel: {self._what}, {_minutes(spent)}{about}{detail}")
+
+    def left(self) -> float | None:
+        """Seconds, at the pace so far; None while that says nothing."""
+        done = self._done + self._share * self._within
+        if not _EARLY < done < 1:
+            return None
+        return (time.monotonic() - self._began) * (1 - done) / done
+
+    def _show(self, phase: bool) -> None:
+        """Show the line; `phase` where a phase begins."""
 
     def __exit__(self, *_: object) -> None:
-        self.status.stop()
+        return None
+
+
+def _minutes(seconds: float) -> str:
+    whole = round(seconds)
+    if whole < 3600:
+        return f"{whole // 60}:{whole % 60:02}"
+    return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"
+
+
+def shown(wanted: bool | None) -> Progress:
+    """Progress as it can be seen here; `wanted` False shows none, True also where nobody seems to look."""
+    if wanted is False:
+        return Progress()
+    if _in_notebook():
+        return _Notebook()
+    if sys.stderr is not None and sys.stderr.isatty():
+        return _Terminal()
+    return _Lines(bool(wanted))
+
+
+def _in_notebook() -> bool:
+    """Whether a Jupyter kernel runs this."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return getattr(shell, "kernel", None) is not None
+
+
+class _Terminal(Progress):
+    """One line that is drawn again, twice a second: more would be time taken from what is measured."""
+
+    def __enter__(self) -> Progress:
+        from rich.console import Console
+
+        self._status = Console(stderr=True).status(self, refresh_per_second=2)
+        self._status.start()
+        return self
+
+    def __rich__(self) -> Any:
+        from rich.text import Text
+
+        return Text(self.line(), overflow="ellipsis", no_wrap=True)
+
+    def __exit__(self, *_: object) -> None:
+        self._status.stop()
+
+
+class _Notebook(Progress):
+    """One line under the cell that is replaced, and stays with the time it took."""
+
+    def __enter__(self) -> Progress:
+        from IPython.display import display
+
+        self._shown_at = 0.0
+        self._handle: Any = display(self._text(self.line()), display_id=True)
+        return self
+
+    def _show(self, phase: bool) -> None:
+        now = time.monotonic()
+        if phase or now - self._shown_at > _EVERY_S["notebook"]:
+            self._shown_at = now
+            self._handle.update(self._text(self.line()))
+
+    def __exit__(self, *raised: object) -> None:
+        word = "stopped" if any(raised) else "done"
+        spent = time.monotonic() - self._began
+        self._handle.update(self._text(f"aerogel: {word}, {_minutes(spent)}"))
+
+    @staticmethod
+    def _text(line: str) -> Any:
+        """Plain text, which a notebook never takes for HTML."""
+        from IPython.display import Pretty
+
+        return Pretty(line)
+
+
+class _Lines(Progress):
+    """Lines of the log `aerogel`, level INFO; on stderr too where that was asked for."""
+
+    def __init__(self, printed: bool) -> None:
+        super().__init__()
+        self._printed, self._shown_at = printed, 0.0
+
+    def _show(self, phase: bool) -> None:
+        now = time.monotonic()
+        if phase or now - self._shown_at > _EVERY_S["lines"]:
+            self._shown_at = now
+            line = self.line()
+            log.info("%s", line.removeprefix("aerogel: "))
+            if self._printed:
+                print(line, file=sys.stderr, flush=True)

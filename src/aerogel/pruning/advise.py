@@ -8,21 +8,22 @@ Everything shown is measured, on these shapes, here; only a recipe's time is pre
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from itertools import islice, pairwise, product
 from typing import Any
 
 import numpy as np
 import torch
 
+from aerogel.arguments import dtype_of
 from aerogel.backends import Backend, backend_of
 from aerogel.capture.network import Network
 from aerogel.capture.nodes import problem
-from aerogel.errors import InvalidArgument, printable
+from aerogel.errors import InvalidArgument
 from aerogel.ir import ALONE, GRAPH, Array, Choice, Config, Conv, Place, Plan, Stats, Timing, Tried, Weight
-from aerogel.ir.tensors import TORCH, from_torch
+from aerogel.ir.tensors import from_torch
 from aerogel.methods import BASELINE, METHODS, ranked
-from aerogel.progress import Advance, progress_line
+from aerogel.progress import Progress, shown
+from aerogel.pruning.advice import Advice, LayerAdvice, Point
 from aerogel.pruning.masks import as_block, masks
 from aerogel.pruning.mistakes import a_module, a_share, a_speedup, several
 from aerogel.runtime.eager import Call, as_call, bodies, runner
@@ -37,99 +38,9 @@ from aerogel.tune.measure import interleaved
 from aerogel.tune.store import Store
 
 ROUNDS, FEW_ROUNDS = 7, 3
-Point = tuple[str, float]
-"""A pattern and a sparsity."""
 Best = dict[tuple[str, Point], Config]
 At = Mapping[str, tuple[Config | None, float, float]]
 """By node: a configuration of ours if it is faster, its microseconds, dense's."""
-
-
-@dataclass(frozen=True)
-class LayerAdvice:
-    """One layer: microseconds dense and at each point, what each point takes of its weight (L1), and where it
-    breaks even."""
-
-    layer: str
-    conv: str
-    dense_us: float
-    us: dict[Point, float]
-    lost: dict[Point, float]
-    break_even: dict[str, float | None]
-
-
-@dataclass(frozen=True)
-class Advice:
-    """What advise() found. Print it, plot it, or hand it to prune()."""
-
-    target: str
-    torch_us: float
-    model_us: dict[Point, float]
-    layers: tuple[LayerAdvice, ...]
-    wanted: float | None
-    recipe: dict[str, Point]
-    predicted: float | None
-    """Speedup of the model pruned by the recipe."""
-
-    @property
-    def table(self) -> str:
-        """The model at each point, then for each layer where it breaks even."""
-        patterns, lowest = list(dict.fromkeys(p for p, _ in self.model_us)), min(s for _, s in self.model_us)
-        lines = [f"speedup over torch ({self.torch_us / 1e3:.1f} ms) on {self.target}", ""]
-        for pattern in patterns:
-            own = "  ".join(
-                f"{s:.0%} zeros {self.torch_us / us:.2f}x"
-                for (p, s), us in self.model_us.items()
-                if p == pattern
-            )
-            lines.append(f"{pattern}: {own}")
-        lines += [
-            "",
-            f"{'layer':30} {'dense us':>9}  sparsity from which it is faster: " + ", ".join(patterns),
-        ]
-        for layer in self.layers:
-            even = ", ".join(_percent(layer.break_even[p], lowest) for p in patterns)
-            lines.append(f"{printable(layer.layer):30} {layer.dense_us:9.0f}  {even}")
-        if self.wanted is not None:
-            lines += ["", f"for {self.wanted:.2f}x, predicted {self.predicted:.2f}x:"]
-            lines += [
-                f"    {printable(name)}: {pattern} {share:.0%}"
-                for name, (pattern, share) in self.recipe.items()
-            ]
-        return "\n".join(lines)
-
-    def __str__(self) -> str:
-        return self.table
-
-    def to_dict(self) -> dict[str, Any]:
-        """The same as plain values; points are named `pattern@sparsity`."""
-
-        def named(points: Mapping[Point, float]) -> dict[str, float]:
-            return {f"{p}@{s}": v for (p, s), v in points.items()}
-
-        layers = [asdict(layer) | {"us": named(layer.us), "lost": named(layer.lost)} for layer in self.layers]
-        return asdict(self) | {"model_us": named(self.model_us), "layers": layers}
-
-    def plot(self, ax: Any = None) -> Any:
-        """Speedup of the model over sparsity, a line for each pattern. Needs matplotlib: pip install
-        aerogel[plot]."""
-        if ax is None:
-            from matplotlib import pyplot
-
-            _, ax = pyplot.subplots(figsize=(6, 4), layout="constrained")
-        for pattern in dict.fromkeys(p for p, _ in self.model_us):
-            own = sorted((s, self.torch_us / us) for (p, s), us in self.model_us.items() if p == pattern)
-            ax.plot([100 * s for s, _ in own], [r for _, r in own], marker="o", label=pattern)
-        ax.axhline(1, color="gray", linewidth=1, linestyle=":")
-        ax.set(
-            xlabel="zeros in every layer, %", ylabel="speedup over torch", title=f"measured: {self.target}"
-        )
-        ax.title.set_fontsize(8)
-        ax.legend()
-        return ax
-
-
-def _percent(share: float | None, lowest: float) -> str:
-    return "never" if share is None else f"{share:.0%}" if share > lowest else f"{lowest:.0%} or less"
 
 
 def advise(
@@ -162,41 +73,44 @@ def advise(
         as_block(pattern)
     a_speedup(speedup)
     search.effort(tune)
-    if dtype is not None and dtype not in (TORCH["f16"], TORCH["bf16"]):
-        raise InvalidArgument(f"dtype is None, torch.float16 or torch.bfloat16, not {dtype!r}")
+    dtype = dtype_of(dtype)
     call = as_call(args, kwargs)
     backend = backend_of(call)
     model = as_weights(private(a_module(model, "advise"), call))
     points = list(product(dict.fromkeys(kinds), sorted(set(shares))))
-    with progress_line(None) as advance, torch.no_grad():
-        network, _ = network_of(model, call, None, advance)
+    with shown(None) as progress, torch.no_grad():
+        network, _ = network_of(model, call, None, progress)
         if not network.convs():
             raise InvalidArgument(
                 "the model has no convolution or Linear that kernels of ours take: pruning it gains nothing"
             )
         shapes = network.shapes(network.captured.flat(*call))
         problems = {node.name: problem(node, shapes) for node in network.convs()}
-        rows, best = _layers(backend, network, problems, backend.places(network, shapes), points, advance)
+        rows, best = _layers(backend, network, problems, backend.places(network, shapes), points, progress)
         forms = [runner(m, call, layout) for layout, m in bodies(model, dtype).items()]
         fastest = min(
             zip(forms, interleaved(forms, FEW_ROUNDS), strict=True),
             key=lambda form: float(np.median(form[1])),
         )[0]
         ratios, theirs = dict[Point, float](), list[float]()
-        for point in points:
-            advance(f"the model at {point[1]:.0%} zeros, {point[0]}")
+        spread: dict[Point, tuple[float, float]] = {}
+        progress.begin("timing the model", 0.35)
+        for number, point in enumerate(points, 1):
+            progress.step("model", number, len(points), f"{point[1]:.0%} zeros, {point[0]}")
             at = {
                 name: (best.get((row.conv, point)), row.us[point], row.dense_us) for name, row in rows.items()
             }
             pruned = _runs(backend, _masked(network, point), model, call, at, dtype, tune)
             dense, ours = interleaved([fastest, pruned], ROUNDS)
             ratios[point] = max(1.0, Timing.of(ours, dense).ratio_p50)  # compile() keeps what is faster
+            low, high = np.quantile(np.divide(dense, ours), [0.25, 0.75])
+            spread[point] = float(low), float(high)
             theirs += dense
     torch_us = float(np.median(theirs))
     model_us = {point: torch_us / ratio for point, ratio in ratios.items()}
     layers = tuple(rows[node.name] for node in network.convs())
     recipe, predicted = ({}, None) if speedup is None else _recipe(layers, torch_us, model_us, speedup)
-    return Advice(str(backend.target), torch_us, model_us, layers, speedup, recipe, predicted)
+    return Advice(str(backend.target), torch_us, model_us, layers, speedup, recipe, predicted, spread)
 
 
 def _masked(network: Network, point: Point) -> Network:
@@ -228,7 +142,7 @@ def _layers(
     problems: Mapping[str, Conv],
     places: Mapping[str, Place],
     points: Sequence[Point],
-    advance: Advance,
+    progress: Progress,
 ) -> tuple[dict[str, LayerAdvice], Best]:
     """Each distinct layer alone, dense and at every point; and its best configuration there, if it was faster
     than dense."""
@@ -236,12 +150,14 @@ def _layers(
     times: dict[str, tuple[float, dict[Point, float]]] = {}
     best: Best = {}
     patterns = dict.fromkeys(p for p, _ in points)
+    distinct = len(set(map(str, problems.values())))
+    progress.begin("timing layers", 0.6)
     for node in network.convs():
         conv, weight = problems[node.name], network.constants[node.conv_inputs()[1]]
         size = weight.abs()
         cuts = {point: weight * masks({"": size}, {"": point[1]}, point[0])[""] for point in points}
         if str(conv) not in times:
-            advance(f"{node.layer or node.name} {conv} at {len(points)} points")
+            progress.step("layer", len(times) + 1, distinct, node.layer or node.name)
             place = places.get(node.name, ALONE)
             dense = list(_baseline(backend, conv, from_torch(weight)))
             tried = [
@@ -289,7 +205,7 @@ def _runs(
     effort = None if tune == "fast" else search.effort(tune)
     if effort is not None or dtype is not None:
         asked = Asked(tune, effort, METHODS, backend, Store(None, backend), dtype, [])
-        network, plan, _ = tuned(network, call, asked, lambda _: None)
+        network, plan, _ = tuned(network, call, asked, Progress())
         return runner(Compiled(model, network, plan, GRAPH), call)
     shapes, choices = network.shapes(network.captured.flat(*call)), list[Choice]()
     for node in network.convs():

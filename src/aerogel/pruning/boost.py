@@ -23,7 +23,7 @@ from aerogel.capture.captured import Captured
 from aerogel.capture.export import capture
 from aerogel.errors import InvalidArgument, printable
 from aerogel.ir import Array, Idle, Node
-from aerogel.progress import progress_line
+from aerogel.progress import Progress, shown
 from aerogel.pruning.mistakes import a_module, a_number, a_score, a_share, several
 from aerogel.runtime.eager import Call, as_call
 from aerogel.runtime.graphmodel import GraphModel
@@ -94,11 +94,11 @@ def boost(
     ]
     if not calls:
         raise InvalidArgument("boost needs real inputs: boost(model, [x1, x2, ...])")
-    with progress_line(None) as advance, torch.no_grad():
-        advance("boosting: reading the model")
+    with shown(None) as progress, torch.no_grad():
+        progress.begin("reading the model", 0.05)
         model = as_weights(private(model, calls[0]))
         captured = model.captured if isinstance(model, GraphModel) else capture(model, *calls[0])
-        maps = _looked_at(captured, calls, advance)
+        maps = _looked_at(captured, calls, progress)
         if not maps:
             raise InvalidArgument("the model has no ReLU, so nothing in it is ever skipped")
         judge = evaluate or _nearness(_with(captured, {}), calls)
@@ -107,8 +107,9 @@ def boost(
             return a_number(judge(other))
 
         before, low, high, limits = score(_with(captured, {})), WEAKEST, STRONGEST, dict[str, float]()
+        progress.begin("scoring", 0.7)
         for number in range(TRIES):
-            advance(f"boosting: scoring, {number + 1} of {TRIES}")
+            progress.step("scoring", number + 1, TRIES)
             share = (low * high) ** 0.5 if number else high
             tried = {name: own.limit(share) for name, own in maps.items()}
             low, high, limits = (
@@ -167,12 +168,13 @@ class _Map:
         )
 
 
-def _looked_at(captured: Captured, calls: list[Call], advance: Callable[[str], None]) -> dict[str, _Map]:
+def _looked_at(captured: Captured, calls: list[Call], progress: Progress) -> dict[str, _Map]:
     """Each ReLU's map over all calls, by its node's name."""
     found: dict[str, _Map] = {}
     names = [node.name for node in captured.graph.nodes if node.op == RELU]
-    for number, call in enumerate(calls):
-        advance(f"boosting: looking at input {number + 1} of {len(calls)}")
+    progress.begin("looking at inputs", 0.25)
+    for number, call in enumerate(calls, 1):
+        progress.step("input", number, len(calls))
         values = interpret.run(captured.graph, captured.constants, pytree.tree_leaves(call))
         for name in names:
             own = _Map.of(values[name])

@@ -24,7 +24,7 @@ from aerogel.errors import InvalidArgument, printable
 from aerogel.formats import clusters
 from aerogel.ir import Array, Choice, Conv, Dtypes, Weight
 from aerogel.methods import BASELINE, METHODS
-from aerogel.progress import progress_line
+from aerogel.progress import shown
 from aerogel.pruning.mistakes import a_module, a_number, a_score, a_share, real
 from aerogel.pruning.prune import attached, prunable
 from aerogel.runtime.eager import as_call
@@ -138,10 +138,13 @@ def reprune(
             "evaluate and max_drop go together: what to measure, and how much of it may be lost"
         )
     backend, found = backend_of(), list[_Layer]()
-    with progress_line(None) as advance, torch.no_grad():
+    with shown(None) as progress, torch.no_grad():
         known: dict[str, tuple[Choice, float]] = {}
-        for name, module, conv, weight in _pruned(model, args):
-            advance(f"re-pruning: what a nonzero of {name} costs")
+        progress.begin("reading the model", 0.05)
+        layers = _pruned(model, args)
+        progress.begin("timing layers", 0.45)
+        for number, (name, module, conv, weight) in enumerate(layers, 1):
+            progress.step("layer", number, len(layers), name)
             key = f"{conv} {np.count_nonzero(weight) / weight.size:.2f}"
             if key not in known:
                 known[key] = _cost(backend, weight, conv)
@@ -159,8 +162,9 @@ def reprune(
         if score is None:
             _take(found, steps, len(steps))
         reports = []
-        for layer in found:
-            advance(f"re-pruning: {layer.name} again")
+        progress.begin("timing layers again", 0.5)
+        for number, layer in enumerate(found, 1):
+            progress.step("re-pruned layer", number, len(found), layer.name)
             reports.append(_again(backend, layer))
     return Repruned(model, tuple(reports), score)
 

@@ -11,11 +11,15 @@ from aerogel.errors import InvalidArgument
 from aerogel.pruning.mistakes import a_count, a_module, several
 from aerogel.pruning.prune import attached, chosen, prune
 
+EVERY, TIMES = 100, 20
+"""Steps between two prunings at most, and prunings at least, where the user leaves it to us."""
+
 
 class Schedule:
     """Call step() after every optimizer step. Once in `every` of them the model loses weights, fast at first
-    and slowly at the end (final x (1 - (1 - t)^3)), until after `steps` it has the `final` sparsity; the rest
-    is prune()'s.
+    and slowly at the end (final x (1 - (1 - t)^3)), until after `steps` it has the `final` sparsity. By
+    default that is every hundredth step, oftener where `steps` are few: at least twenty times in all, or at
+    every step. The rest is prune()'s.
 
     Make it before the model is wrapped in DistributedDataParallel: masks are buffers, and rank 0's are
     everyone's. For a resume, make model and Schedule as before, then load both states.
@@ -27,7 +31,7 @@ class Schedule:
         final: float | Mapping[str, float],
         steps: int,
         *,
-        every: int = 100,
+        every: int | None = None,
         pattern: str = "unstructured",
         scope: str = "uniform",
         score: str = "magnitude",
@@ -40,7 +44,8 @@ class Schedule:
         left_out = tuple(several(exclude, "exclude", "exclude=['head']"))
         asked = chosen(a_module(model, "Schedule"), final, pattern, scope, score, left_out)
         self.model, self.final, self.count = model, final, 0
-        self.steps, self.every = a_count(steps, "steps"), a_count(every, "every")
+        self.steps = a_count(steps, "steps")
+        self.every = a_count(max(1, min(EVERY, self.steps // TIMES)) if every is None else every, "every")
         self._options: dict[str, Any] = {
             "pattern": pattern,
             "scope": scope,

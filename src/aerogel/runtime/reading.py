@@ -8,17 +8,18 @@ from aerogel.capture.captured import Captured
 from aerogel.capture.fuse import fuse, random
 from aerogel.capture.network import Network
 from aerogel.errors import AerogelError, UnsupportedModel
-from aerogel.progress import Advance
+from aerogel.progress import Progress
 from aerogel.runtime.eager import Call
 from aerogel.runtime.graphmodel import GraphModel
 from aerogel.runtime.private import lasting
 
 
 def network_of(
-    model: Any, call: Call, dynamic_shapes: Any, advance: Advance = lambda _: None
+    model: Any, call: Call, dynamic_shapes: Any, progress: Progress | None = None
 ) -> tuple[Network, tuple[str, ...]]:
     """Capture and fuse. Raises UnsupportedModel where the model does not export."""
-    advance("reading the model")
+    if progress is not None:
+        progress.begin("reading the model", 0.05)
     if isinstance(model, GraphModel):
         return fused(model.now())
     from aerogel.capture.export import capture  # costs a second that a loaded model never needs

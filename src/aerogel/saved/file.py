@@ -23,6 +23,7 @@ from aerogel.errors import AerogelError, InvalidArgument, InvalidFile, Unsupport
 from aerogel.ir import GRAPH, Gpu, Graph, Plan, Way, guards, short
 from aerogel.ir.tensors import TORCH, from_torch
 from aerogel.methods import method
+from aerogel.progress import Progress
 from aerogel.runtime.eager import body, ways
 from aerogel.runtime.graphmodel import GraphModel
 from aerogel.runtime.module import Compiled
@@ -196,7 +197,7 @@ def _restored(
         )
         # what rounding costs is seen on numbers
         call = captured.example if dtype is None else captured.filled()
-        network, plan, said = tuned(network, call, asked, lambda _: None)
+        network, plan, said = tuned(network, call, asked, Progress())
         notes = (*notes, *said)
     return Compiled(model, network, plan, GRAPH, notes, backend=backend)
 

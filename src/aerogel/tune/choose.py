@@ -7,7 +7,8 @@ running network decide between several configurations of each
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
@@ -21,7 +22,7 @@ from aerogel.capture.nodes import Shapes, pairs, pooling_of
 from aerogel.ir import ALONE, F32, Choice, Config, Plan, Timing
 from aerogel.ir.tensors import DTYPE_NAMES
 from aerogel.methods import BASELINE
-from aerogel.progress import Advance
+from aerogel.progress import Progress
 from aerogel.runtime.eager import Call
 from aerogel.tune import search
 from aerogel.tune.activity import Seen, seen
@@ -54,7 +55,7 @@ class Asked:
 
 
 def tuned(
-    network: Network, call: Call, asked: Asked, advance: Advance
+    network: Network, call: Call, asked: Asked, progress: Progress
 ) -> tuple[Network, Plan, tuple[str, ...]]:
     """The network in the precision asked for, its plan, and what is to be said of it. By rule where nothing
     is to be timed."""
@@ -63,16 +64,18 @@ def tuned(
     network.shapes(inputs)
     real, notes = seen(network, asked.samples), tuple[str, ...]()
     if asked.dtype is None:
-        choices = _layers(network, inputs, asked, real, advance)
+        choices = _layers(network, inputs, asked, real, progress)
     else:
-        network, choices, notes = _halved(network, inputs, asked, real, advance)
+        network, choices, notes = _halved(network, inputs, asked, real, progress)
     shapes = network.shapes(inputs)
-    if asked.effort is not None:
-        advance("choosing layouts")
+    if asked.effort is not None and all(c.tried for c in choices):
+        progress.begin("choosing layouts")
         choices = assigned(backend, network.graph, shapes, choices)
-        advance("timing contenders of each layer in the running network")
+        progress.begin("timing configurations in the running network", 0.35)
         choices = _refined(backend, network, shapes, choices, inputs, asked.effort)
-        choices = _joined(backend, network, shapes, choices, inputs, asked.effort.rounds, real)
+        choices = _joined(backend, network, shapes, choices, inputs, asked.effort, real)
+    elif asked.effort is not None:
+        notes = (*notes, f"tune={asked.tune:g} was over before every layer was timed; the others go by rule")
     said = backend.remarks(network, shapes, choices)
     choices = [replace(c, reason=said[c.node]) if c.node in said else c for c in choices]
     plan = Plan(backend.target, tuple(choices))
@@ -81,7 +84,7 @@ def tuned(
 
 
 def _halved(
-    network: Network, inputs: list[Any], asked: Asked, real: Mapping[str, Seen], advance: Advance
+    network: Network, inputs: list[Any], asked: Asked, real: Mapping[str, Seen], progress: Progress
 ) -> tuple[Network, list[Choice], tuple[str, ...]]:
     """The network in half precision with its choices, and the layers that stay as they were because they
     would lose too much."""
@@ -95,8 +98,7 @@ def _halved(
         half = network.halved(Half(dtypes, network.stored, stay))
         choices, lost = list[Choice](), set[str]()
         weights = {node.name: half.weight(node) for node in half.convs()}
-        for choice in _layers(half, inputs, asked, real, advance):
-            advance(f"{choice.layer}: what half precision costs")
+        for choice in _layers(half, inputs, asked, real, progress):
             kept: Choice | None = choice
             if choice.layer not in stay:
                 kept = accurate(asked.backend, choice, before[choice.node], weights[choice.node], samples)
@@ -123,15 +125,24 @@ def _in_place(
     shapes: Shapes,
     plans: list[dict[str, Choice]],
     inputs: list[Any],
-    rounds: int,
+    effort: search.Effort,
 ) -> list[dict[str, list[float]]] | None:
     """Microseconds of each node in the running network under each plan, index [plan][node][round], plans in
-    turn; None where the backend cannot tell."""
-    runs = backend.in_network(network, shapes, plans)
-    if runs is None:
-        return None
-    times: list[dict[str, list[float]]] = [{} for _ in plans]
-    for i in range(rounds + 1):
+    turn; None where the backend cannot tell. A budget may end before all plans are built: then of the first
+    ones."""
+    began, left = time.monotonic(), effort.left()
+    runs: list[Callable[[list[Any]], dict[str, float]]] = []
+    for plan in plans:
+        if runs and time.monotonic() - began > left / 4:
+            break
+        made = backend.in_network(network, shapes, [plan])
+        if made is None:
+            return None
+        runs += made
+    times: list[dict[str, list[float]]] = [{} for _ in runs]
+    for i in range(effort.rounds + 1):
+        if i > 1 and time.monotonic() - began > left / 2:
+            break
         for run, spent in zip(runs, times, strict=True):
             for node, us in run(inputs).items():
                 if i > 0:  # the first round warms up
@@ -152,8 +163,8 @@ def _refined(
     asking = list(dict.fromkeys(zip(*map(search.by_demand, choices), strict=True)))
     if len(asking) > 1:
         named = [{c.node: c for c in own} for own in asking]
-        times = _in_place(backend, network, shapes, named, inputs, effort.rounds)
-        choices = choices if times is None else search.pitched(asking, times)
+        times = _in_place(backend, network, shapes, named, inputs, effort)
+        choices = choices if times is None else search.pitched(asking[: len(times)], times)
     options = _contenders(backend, network, shapes, choices, effort)
     plans = [
         {
@@ -162,9 +173,10 @@ def _refined(
         }
         for i in range(max(map(len, options), default=0))
     ]
-    times = _in_place(backend, network, shapes, plans, inputs, effort.rounds) if len(plans) > 1 else None
+    times = _in_place(backend, network, shapes, plans, inputs, effort) if len(plans) > 1 else None
     if times is None:
         return choices
+    options = [own[: len(times)] for own in options]
     alike: dict[object, list[str]] = {}
     for c, own in zip(choices, options, strict=True):
         alike.setdefault((c.conv, *own), []).append(c.node)
@@ -200,7 +212,7 @@ def _joined(
     shapes: Shapes,
     choices: list[Choice],
     inputs: list[Any],
-    rounds: int,
+    effort: search.Effort,
     real: Mapping[str, Seen],
 ) -> list[Choice]:
     """Convolutions that do the pooling after them too, where that is faster: in the running network, or where
@@ -211,7 +223,9 @@ def _joined(
         return choices
     plan = {c.node: c for c in choices}
     pooled = {node: replace(c, pooled=node in after) for node, c in plan.items()}
-    times = _in_place(backend, network, shapes, [plan, pooled], inputs, rounds)
+    times = _in_place(backend, network, shapes, [plan, pooled], inputs, effort)
+    if times is not None and len(times) < 2:
+        return choices
     if times is not None:
         return [search.joined(c, after[c.node], times) if c.node in after else c for c in choices]
     nodes = {node.name: node for node in network.graph.nodes}
@@ -224,7 +238,7 @@ def _joined(
             x = _images(choice, real)
             calls = backend.with_pool(choice.conv, choice.config, weight, x, nodes[after[choice.node]], pool)
         if calls is not None:
-            apart, together = interleaved(calls, rounds, clock=backend.clock)
+            apart, together = interleaved(calls, effort.rounds, clock=backend.clock)
             timing = Timing.of(together, apart)
             if search.keep(timing):
                 choice = replace(choice, pooled=True, in_network=timing)
@@ -240,7 +254,7 @@ def _images(choice: Choice, real: Mapping[str, Seen]) -> Any:
 
 
 def _layers(
-    network: Network, inputs: list[Any], asked: Asked, real: Mapping[str, Seen], advance: Advance
+    network: Network, inputs: list[Any], asked: Asked, real: Mapping[str, Seen], progress: Progress
 ) -> list[Choice]:
     """One Choice for each convolution; layers alike share their timings."""
     choices = []
@@ -249,21 +263,22 @@ def _layers(
     places = asked.backend.places(network, shapes)
     groups = search.group_layers(asked.backend, network, shapes, idle, places)
     effort, store, backend = asked.effort, asked.store, asked.backend
-    if effort is not None and effort.seconds is not None:
-        effort = replace(effort, seconds=effort.seconds / max(1, len(groups)))
-    for group in groups:
+    progress.begin("timing layers", 0.5)
+    for number, group in enumerate(groups, 1):
         node, conv = group[0]
         held = network.weight(node)
         weight = held.array
-        advance(f"{node.layer or node.name} {conv}")
-        if effort is None:
+        progress.step("layer", number, len(groups), node.layer or node.name)
+        if effort is None or effort.left() <= 0:
             timed = search.rule(backend, conv, weight, asked.names)
         else:
             own, place = real.get(node.name), places.get(node.name, ALONE)
             asked_for = f"{asked.tune} {asked.names} {place}" + ("" if own is None else f" {own.idle}")
             found = store.layer(conv, weight, asked_for)
             near = () if found else store.near(conv, weight, asked_for)
-            timed = found or search.time_layer(backend, conv, held, asked.names, effort, near, own, place)
+            timed = found or search.time_layer(
+                backend, conv, held, asked.names, effort.for_layer(len(groups) - number), near, own, place
+            )
             if found is None:
                 store.put_layer(weight, timed, asked_for)
                 held.keep([tried.config for tried in timed.fastest().values()])

@@ -8,6 +8,7 @@ word.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
@@ -52,26 +53,39 @@ KEEP = 1.02
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is tried: configurations of a sparse method, rounds of timing, seconds where time is what
-    counts, and configurations of a layer in the running network."""
+    """How much is tried: configurations of a sparse method, rounds of timing, and configurations of a layer
+    in the running network. Where time is what counts: seconds for a layer, and when all must be over."""
 
     configs: int
     rounds: int
     seconds: float | None = None
     in_network: int = 8
+    until: float | None = None
+
+    def left(self) -> float:
+        """Seconds until all must be over."""
+        return math.inf if self.until is None else self.until - time.monotonic()
+
+    def for_layer(self, others: int) -> Effort:
+        """This effort for one layer of as many more: an even part of what the layers may take."""
+        if self.until is None:
+            return self
+        return replace(self, seconds=LAYERS * max(0.0, self.left()) / (1 + others))
 
 
+LAYERS = 0.5
+"""Share of a budget for timing layers alone; the rest is for the running network and the whole model."""
 EFFORTS = {"fast": Effort(3, 9), "full": Effort(16, 25, in_network=16)}
 
 
 def effort(tune: object) -> Effort | None:
-    """What `tune` asks for: None for "off"; a number is a budget in seconds."""
+    """What `tune` asks for: None for "off"; a number is a budget in seconds, from now on."""
     if tune == "off":
         return None
     if isinstance(tune, str) and tune in EFFORTS:
         return EFFORTS[tune]
     if isinstance(tune, int | float) and not isinstance(tune, bool) and 0 < tune < float("inf"):
-        return Effort(200, 9, float(tune))
+        return Effort(200, 9, until=time.monotonic() + tune)
     raise InvalidArgument(f"tune is 'off', 'fast', 'full' or seconds, not {tune!r}")
 
 
@@ -111,8 +125,10 @@ def time_layer(
         most = effort.configs if name != BASELINE else BASELINES
         most = max(1, most // 2) if earlier else most
         spent = 0.0
+        began = time.monotonic()
         for config in islice(dict.fromkeys(chain(earlier, form.configs(conv, backend.target, stats))), most):
-            late = effort.seconds is not None and spent * effort.rounds > effort.seconds
+            passed = time.monotonic() - began + spent * effort.rounds
+            late = effort.seconds is not None and passed > effort.seconds
             if late and name != BASELINE and configs:
                 break
             configs.append(config)
