@@ -39,8 +39,9 @@ from aerogel.backends import using
 from aerogel.backends.cpu.backend import Cpu
 from aerogel.ir import host
 from aerogel.tune.measure import interleaved
+from aerogel.zoo.models import MODELS, Call, example, make, prune
 from benchmarks.harness.opponents import OPPONENTS, outputs, prepare
-from benchmarks.zoo.models import MODELS, Call, example, make, prune, prune_pattern
+from benchmarks.zoo.patterns import prune_pattern
 
 HELD = {
     "ONEDNN_MAX_CPU_ISA": "AVX2",  # torch's oneDNN and OpenVINO's

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from aerogel.backends.cpu.runner import CpuRunner
-from benchmarks.zoo.blocks import conv_bn
-from benchmarks.zoo.models import Bottleneck, prune
+from aerogel.zoo.blocks import conv_bn
+from aerogel.zoo.models import Bottleneck, prune
 
 
 def sparse(model: nn.Module, sparsity: float = 0.9) -> nn.Module:

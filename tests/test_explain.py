@@ -14,7 +14,7 @@ from torch import nn
 
 import aerogel
 from aerogel.ir import EAGER, GRAPH, Choice, Config, Conv, Plan, Timing, Tried, host
-from aerogel.report.explain import Report
+from aerogel.report.report import Report
 from aerogel.runtime.module import Compiled
 
 X = torch.randn(1, 4, 12, 12)

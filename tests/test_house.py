@@ -16,7 +16,7 @@ SOURCE = ROOT / "src" / "aerogel"
 FLOORS = [
     ["cli"],
     ["report"],
-    ["saved", "pruning", "dynamo"],
+    ["saved", "pruning", "dynamo", "zoo"],
     ["compiler"],
     ["arguments"],
     ["tune"],
@@ -35,7 +35,7 @@ PEERS = [("backends", "cpu", "gpu"), ("codegen", "cpu", "gpu"), ("methods", *MET
 """Folders of one room that know nothing of each other."""
 TORCH_ROOMS = (
     "compiler.py", "arguments.py", "saved", "dynamo.py", "cli", "capture", "runtime", "backends", "pruning",
-    "tune", "ir/tensors.py", "methods/dense/cpu.py",
+    "tune", "zoo", "ir/tensors.py", "methods/dense/cpu.py",
 )  # fmt: skip
 
 

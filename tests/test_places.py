@@ -48,7 +48,7 @@ class Bottleneck(nn.Module):
 
 
 def _network() -> Network:
-    return network_of(sparse(Bottleneck(), 0.9), ((X,), {}), None, lambda _: None)[0]
+    return network_of(sparse(Bottleneck(), 0.9), ((X,), {}), None)[0]
 
 
 def _stands(layout: Layout) -> tuple[int, tuple[int, int, int, int]]:

@@ -202,7 +202,7 @@ def _twins(*weights: Array) -> nn.Sequential:
 def test_a_layer_pruned_tile_wise_is_no_twin_of_one_that_is_not() -> None:
     """Same problem, same sparsity: timed apart, because another method may win."""
     model = _twins(*(_pruned(TWIN, pattern) for pattern in ("tilewise", "unstructured", "unstructured")))
-    network, _ = network_of(model, ((torch.zeros(TWIN.x_shape),), {}), None, lambda _: None)
+    network, _ = network_of(model, ((torch.zeros(TWIN.x_shape),), {}), None)
     groups = group_layers(Cpu(), network, network.shapes([torch.zeros(TWIN.x_shape)]))
     assert [len(group) for group in groups] == [1, 2]
 

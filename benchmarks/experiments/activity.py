@@ -36,8 +36,8 @@ import aerogel
 from aerogel.methods import METHODS
 from aerogel.runtime.eager import runner
 from aerogel.tune.measure import interleaved
-from benchmarks.zoo.detectors import DenseNet121
-from benchmarks.zoo.models import Vgg19, make, regnetx, resnet50
+from aerogel.zoo.detectors import DenseNet121
+from aerogel.zoo.models import Vgg19, make, regnetx, resnet50
 from examples.fashion_mnist import accuracy, read, train
 
 CLAIMS = {"vgg19": 1.97, "resnet50": 2.23, "densenet121": 2.74, "regnetx": 1.58}

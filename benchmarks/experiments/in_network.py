@@ -29,10 +29,12 @@ from aerogel.capture.network import Network
 from aerogel.capture.nodes import problem
 from aerogel.ir import ALONE, Choice, Config, Conv, Place, Weight
 from aerogel.methods import demands, ranked
+from aerogel.progress import Progress
 from aerogel.runtime.reading import network_of
 from aerogel.tune.measure import interleaved
 from aerogel.tune.search import refined
-from benchmarks.zoo.models import MODELS, example, make, prune, prune_pattern
+from aerogel.zoo.models import MODELS, example, make, prune
+from benchmarks.zoo.patterns import prune_pattern
 from tests.nightly import machine
 
 Times = dict[str, list[list[float]]]
@@ -72,7 +74,7 @@ def main() -> None:
 
 def measured(model: torch.nn.Module, call: Any, most: int, rounds: int) -> dict[str, Any]:
     backend = Cpu()
-    network, _ = network_of(model, call, None, lambda _: None)
+    network, _ = network_of(model, call, None, Progress())
     inputs = network.captured.flat(*call)
     shapes = network.shapes(inputs)
     convs = {node.name: problem(node, shapes) for node in network.convs()}

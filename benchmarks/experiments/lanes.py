@@ -27,7 +27,8 @@ from torch import nn
 
 import aerogel
 from aerogel.tune.measure import interleaved
-from benchmarks.zoo.models import make, prune_pattern
+from aerogel.zoo.models import make
+from benchmarks.zoo.patterns import prune_pattern
 from tests.nightly import machine
 
 STAGES = {7: (14, 16), 14: (8, 13), 28: (4, 7)}

@@ -2,10 +2,8 @@
 
     python -m benchmarks.experiments.limits resnet50 --pattern ../shared/patterns/resnet50-90.npz
 
-GF/s count the nonzeros only. `bytes` are what a layer must move at least: x once, y once (twice where it is
-also read, as a residual), values and offsets once. The limit is the larger of two times: nonzeros at the
-core's FMA rate, and those bytes at the bandwidth of the nearest cache that holds x, y and the weights
-together. Times, FMA rate and bandwidths are measured here; bytes are counted.
+GF/s count the nonzeros only. The limit is the report's (aerogel/report/limits.py). Times, FMA rate and
+bandwidths are measured here; bytes are counted.
 """
 
 from __future__ import annotations
@@ -25,8 +23,9 @@ from rich.table import Table
 import aerogel
 from aerogel.backends.cpu.runner import program, workspace
 from aerogel.ir import Choice, Target, host
-from benchmarks.harness.probe import limits
-from benchmarks.zoo.models import MODELS, make, prune_pattern
+from aerogel.report.limits import Rates, limit, rates
+from aerogel.zoo.models import MODELS, make
+from benchmarks.zoo.patterns import prune_pattern
 
 ROUNDS = 40
 
@@ -43,7 +42,7 @@ def main() -> None:
     size = MODELS[given.model][1]
     model, x = prune_pattern(make(given.model), given.pattern), torch.randn(1, 3, size, size)
     fast = aerogel.compile(model, x, store=mkdtemp())
-    machine = limits(host())
+    machine = rates(host())
     rows, other = measured(fast, x, machine)
     result = {
         "model": given.model, "pattern": given.pattern.stem, "limits": machine, "layers": rows, "other_us":
@@ -54,9 +53,7 @@ def main() -> None:
         given.json.write_text(json.dumps(result, indent=1))
 
 
-def measured(
-    fast: aerogel.Compiled, x: torch.Tensor, machine: dict[str, float]
-) -> tuple[list[dict[str, Any]], float]:
+def measured(fast: aerogel.Compiled, x: torch.Tensor, machine: Rates) -> tuple[list[dict[str, Any]], float]:
     """Each distinct layer with how often it occurs, and the time of what is no layer of ours: copies and
     pooling."""
     if fast.network is None:
@@ -78,25 +75,16 @@ def measured(
     return [row(group, machine, target) for group in same.values()], sum(middle.values())
 
 
-def row(group: list[tuple[Choice, float]], machine: dict[str, float], target: Target) -> dict[str, Any]:
+def row(group: list[tuple[Choice, float]], machine: Rates, target: Target) -> dict[str, Any]:
     """The mean of layers with one problem."""
     conv, config = group[0][0].conv, group[0][0].config
     us = float(np.mean([t for _, t in group]))
-    nonzeros = float(np.mean([(1 - c.sparsity) * np.prod(c.conv.weight_shape) for c, _ in group]))
-    pixels = conv.out[0] * conv.out[1]
-    x_bytes, y_bytes = (
-        4 * conv.c * conv.size[0] * conv.size[1],
-        4 * conv.k * pixels * (1 + ("add" in conv.epilogue)),
-    )
-    weights = 8 * nonzeros
-    moved = x_bytes + y_bytes + weights
-    level = "l2" if moved <= target.l2_bytes else "l3"
-    flops = 2 * nonzeros * pixels
-    times = {"fma": flops / machine["fma"] * 1e6, level: moved / machine[level] * 1e6}
-    bound = max(times, key=lambda name: times[name])
+    sparsity = float(np.mean([c.sparsity for c, _ in group]))
+    found = limit(conv, sparsity, target, machine)
     return {
-        "conv": str(conv), "times": len(group), "config": str(config), "us": us, "gflops": flops / us / 1e3,
-        "bytes": moved, "bound": bound, "limit_us": times[bound], "share": times[bound] / us,
+        "conv": str(conv), "times": len(group), "config": str(config), "us": us,
+        "gflops": found.flops / us / 1e3, "bytes": found.bytes, "bound": found.bound, "limit_us": found.us,
+        "share": found.us / us,
     }  # fmt: skip
 
 

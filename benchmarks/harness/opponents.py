@@ -21,7 +21,7 @@ import torch
 import aerogel
 from aerogel.ir import Way
 from aerogel.runtime.eager import InType, body, channels_last, runner
-from benchmarks.zoo.models import Call
+from aerogel.zoo.models import Call
 
 Run = Callable[[], Any]
 CALIBRATION = 32

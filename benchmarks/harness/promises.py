@@ -34,11 +34,12 @@ import numpy as np
 import torch
 
 import aerogel
+from aerogel.backends.cpu.probe import multiply
 from aerogel.ir import host
 from aerogel.tune.measure import interleaved
-from benchmarks.harness.probe import multiply
+from aerogel.zoo.models import MODELS, example, make, prune
 from benchmarks.run import compare
-from benchmarks.zoo.models import MODELS, example, make, prune, prune_pattern
+from benchmarks.zoo.patterns import prune_pattern
 
 SMALLER = {"vgg19": 112, "unet": 192, "yolov3": 192, "yolov3spp": 192, "yolov8s": 256, "detector": 256}
 """Image sides that let 200 rounds of the large models fit an hour; the others run at their usual size."""

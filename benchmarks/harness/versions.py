@@ -31,9 +31,14 @@ import json, pathlib, sys, time
 import numpy as np, torch
 import aerogel
 try:
-    from benchmarks.zoo import models
+    from aerogel.zoo import models
+    from benchmarks.zoo.patterns import prune_pattern
 except ModuleNotFoundError:  # where they stood in earlier versions
-    from benchmarks import models
+    try:
+        from benchmarks.zoo import models
+    except ModuleNotFoundError:
+        from benchmarks import models
+    prune_pattern = models.prune_pattern
 torch.set_num_threads(int(sys.argv[1]))
 for line in sys.stdin:
     asked = json.loads(line)
@@ -42,7 +47,7 @@ for line in sys.stdin:
     if asked["do"] == "save":
         model = models.make(asked["model"]).eval()
         if asked["pattern"]:
-            models.prune_pattern(model, pathlib.Path(asked["pattern"]))
+            prune_pattern(model, pathlib.Path(asked["pattern"]))
         elif asked["sparsity"]:
             models.prune(model, asked["sparsity"])
         args, kwargs = models.example(asked["model"])
@@ -100,7 +105,7 @@ class Version:
 
 
 def answers(given: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
-    from benchmarks.zoo import models
+    from aerogel.zoo import models
 
     old, new = (Version(own, given.threads) for own in (given.old, given.new))
     rows = []

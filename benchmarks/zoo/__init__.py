@@ -1,1 +1,1 @@
-"""What is measured: architectures, and real pruning masks."""
+"""Real pruning masks; the architectures are aerogel.zoo's."""

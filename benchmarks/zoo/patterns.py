@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import nn
 
 from aerogel.ir import Conv
 
@@ -57,3 +59,15 @@ def distinct(layers: list[Layer]) -> list[tuple[Layer, int]]:
     return [
         (sorted(group, key=lambda one: one.nonzeros)[len(group) // 2], len(group)) for group in same.values()
     ]
+
+
+def prune_pattern(model: nn.Module, path: Path) -> nn.Module:
+    """Put a real pattern's masks on a model's convolutions, in network order; depthwise ones are not in the
+    file."""
+    convs = [m for m in model.modules() if isinstance(m, nn.Conv2d) and m.groups < m.in_channels]
+    layers = load(path)
+    if len(convs) != len(layers):
+        raise SystemExit(f"{path.name} has {len(layers)} layers, the model {len(convs)} convolutions")
+    for conv, layer in zip(convs, layers, strict=True):
+        conv.weight.data *= torch.from_numpy(layer.mask.reshape(tuple(conv.weight.shape)))
+    return model

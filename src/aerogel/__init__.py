@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from aerogel.pruning.reprune import Repruned as Repruned
     from aerogel.pruning.reprune import reprune as reprune
     from aerogel.pruning.schedule import Schedule as Schedule
-    from aerogel.report.explain import Report as Report
     from aerogel.report.explain import explain as explain
+    from aerogel.report.report import Report as Report
     from aerogel.runtime.module import Compiled as Compiled
     from aerogel.saved.file import load as load
     from aerogel.saved.file import save as save
@@ -33,7 +33,7 @@ _LATER = {
     "compile": "aerogel.compiler",
     "Compiled": "aerogel.runtime.module",
     "explain": "aerogel.report.explain",
-    "Report": "aerogel.report.explain",
+    "Report": "aerogel.report.report",
     "save": "aerogel.saved.file",
     "load": "aerogel.saved.file",
     "prune": "aerogel.pruning.prune",

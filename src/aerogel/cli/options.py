@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,6 +17,14 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instea
 Model = Annotated[
     str,
     typer.Argument(help="model.onnx, model.aero, package.module:build, or model.pt2 with --trust-pickle."),
+]
+OptionalModel = Annotated[
+    str | None,
+    typer.Argument(help="model.onnx, model.aero, package.module:build, or model.pt2 with --trust-pickle."),
+]
+Zoo = Annotated[
+    str | None,
+    typer.Option("--zoo", help="In a model's place: an architecture with seeded weights, such as resnet50."),
 ]
 Shapes = Annotated[
     list[str] | None,
@@ -33,7 +42,7 @@ Dtype = Annotated[
 Tune = Annotated[
     str | None,
     typer.Option(
-        help="off (rules, no timing), fast, full, or seconds to spend on timing layers.  [default: "
+        help="off (rules, no timing), fast, full, or seconds for the whole call.  [default: "
         "fast; .aero: as saved]"
     ),
 ]
@@ -125,3 +134,12 @@ def writable(out: Path) -> Path:
             "with another path."
         )
     return out
+
+
+def drawable(plot: Path) -> None:
+    """Whether a plot can be written there, looked at before an hour of timing."""
+    writable(plot)
+    if find_spec("matplotlib") is None:
+        raise AerogelError("--plot needs matplotlib: pip install aerogel[plot]")
+    if plot.suffix not in (".png", ".svg", ".pdf"):
+        raise typer.BadParameter(f"--plot is a .png, .svg or .pdf file, not '{printable(plot.name)}'")

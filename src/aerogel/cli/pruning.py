@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,6 +17,7 @@ from aerogel.cli.options import (
     Trust,
     Weights,
     above_zero,
+    drawable,
     effort,
     half,
     number,
@@ -64,7 +64,7 @@ def advise(
 
         kinds, stored_as, budget = [a_pattern(p) for p in patterns.split(",")], half(dtype), effort(tune)
         if plot is not None:
-            _drawable(plot)
+            drawable(plot)
         opened = _open(model, shape, threads, weights, trust_pickle)
         options: dict[str, Any] = {"speedup": speedup, "dtype": stored_as, "tune": budget or "fast"}
         found = measured(opened.model, *opened.call, sparsities=shares, patterns=kinds, **options)
@@ -82,15 +82,6 @@ def a_pattern(text: str) -> str:
     except AerogelError as why:
         raise typer.BadParameter(f"--{why}") from None
     return text
-
-
-def _drawable(plot: Path) -> None:
-    """Whether a plot can be written there, before an hour of timing."""
-    writable(plot)
-    if find_spec("matplotlib") is None:
-        raise AerogelError("--plot needs matplotlib: pip install aerogel[plot]")
-    if plot.suffix not in (".png", ".svg", ".pdf"):
-        raise typer.BadParameter(f"--plot is a .png, .svg or .pdf file, not '{printable(plot.name)}'")
 
 
 def _drawn(found: Any, plot: Path) -> None:

@@ -64,6 +64,15 @@ def source(
     return _runs(Source(model, (_batched([torch.rand(s) for s in shapes.values()], batch), {})), text)
 
 
+def from_zoo(name: str, batch: int | None) -> Source:
+    """An architecture of the zoo at its usual size, with seeded weights."""
+    from aerogel.zoo.models import MODELS, example, make
+
+    if name not in MODELS:
+        raise typer.BadParameter(f"--zoo is one of {', '.join(MODELS)}; not '{printable(name)}'")
+    return Source(make(name), example(name, batch or 1))
+
+
 def _instead(path: Path) -> str:
     """What to do with what people have instead."""
     if path.suffix in PICKLES:

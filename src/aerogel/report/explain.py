@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-import html
-from dataclasses import dataclass
+import platform
+from collections.abc import Sequence
+from datetime import date
 from difflib import get_close_matches
+from importlib.metadata import version
 from typing import Any
 
-from aerogel.errors import InvalidArgument, printable
-from aerogel.ir import Choice
+import numpy as np
+
+from aerogel import __version__
+from aerogel.errors import InvalidArgument
+from aerogel.ir import ITEM_BYTES, Choice
 from aerogel.methods import BASELINE, METHODS, method
 from aerogel.report.reasons import why_dense
+from aerogel.report.report import Report
 from aerogel.runtime.module import Compiled
 from aerogel.runtime.points import Several
 
@@ -18,56 +24,21 @@ FEW = 12
 """Layers that a sentence lists."""
 
 
-@dataclass(frozen=True)
-class Report:
-    """A value: print it, show it in a notebook, or take its dict."""
+def explain(fast: Compiled, *, layer: str | None = None, verbose: bool = False) -> Report:
+    """Say what `compile` decided and measured: a table of layers; on demand, why not the others.
 
-    headline: str
-    layers: tuple[dict[str, Any], ...]
-    notes: tuple[str, ...]
+    Example:
+        >>> print(aerogel.explain(fast))
+        >>> print(aerogel.explain(fast, layer="0"))
 
-    def __str__(self) -> str:
-        lines = [self.headline, ""]
-        for row in self.layers:
-            lines.append(f"{row['layer']}  {row['conv']}  {row['sparsity']:.0%} zeros")
-            lines += [f"    zero are {row['idle']}"] if row["idle"] else []
-            lines.append(f"    {row['chosen']}{_times(row)}")
-            lines += [f"    not {name}: {why}" for name, why in row["others"].items()]
-        return "\n".join(map(_line, [*lines, "", *self.notes]))
+    Args:
+        fast: What `compile` or `load` gave.
+        layer: Only this layer, with every detail.
+        verbose: Every detail of every layer: what was tried, and why each other method was not chosen.
 
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "headline": self.headline,
-            "layers": [dict(row) for row in self.layers],
-            "notes": list(self.notes),
-        }
-
-    def _repr_html_(self) -> str:
-        cells = "".join(
-            f"<tr><td>{_shown(row['layer'])}<td>{_shown(row['conv'])}"
-            f"<td>{row['sparsity']:.0%}{'; ' if row['idle'] else ''}{_shown(row['idle'])}"
-            f"<td>{_shown(row['chosen'])}{_shown(_times(row))}"
-            f"<td>{_shown('; '.join(f'{n}: {w}' for n, w in row['others'].items()))}"
-            for row in self.layers
-        )
-        head = "<tr><th>layer<th>problem<th>zeros<th>chosen<th>why not the others"
-        notes = "".join(f"<li>{_shown(n)}" for n in self.notes)
-        return f"<p><b>{_shown(self.headline)}</b><table>{head}{cells}</table><ul>{notes}</ul>"
-
-
-def _line(text: str) -> str:
-    """A line for a terminal; what it is indented by stays."""
-    said = text.lstrip(" ")
-    return " " * (len(text) - len(said)) + printable(said)
-
-
-def _shown(text: str) -> str:
-    """Text of a file in HTML: neither tags nor characters that turn what follows around."""
-    return html.escape(printable(text))
-
-
-def explain(fast: Compiled, *, layer: str | None = None) -> Report:
-    """Say what compile() decided and measured. `layer` keeps one layer."""
+    Returns:
+        A `Report`: print it, show it in a notebook, `save("report.html")` it, or take its `to_dict()`.
+    """
     if not isinstance(fast, Compiled):
         raise InvalidArgument(f"explain() takes what compile() gave, not a {type(fast).__name__}")
     points = fast.points if isinstance(fast, Several) else (fast,)
@@ -76,11 +47,8 @@ def explain(fast: Compiled, *, layer: str | None = None) -> Report:
         raise InvalidArgument(
             f"no layer is called '{layer}'; {_nearest(layer, [c.layer for c in fast.plan.choices])}"
         )
-    target, heads, notes = (
-        fast.plan.target,
-        [_beside(p) for p in points],
-        list(fast.notes),
-    )
+    target, notes = fast.plan.target, list(fast.notes)
+    heads = [_beside(p) for p in points]
     if isinstance(fast, Several):
         named = [", ".join("x".join(map(str, shape)) for shape in own) for own in fast.sizes]
         heads = [f"At {size}: {head}" for size, head in zip(named, heads, strict=True)]
@@ -91,7 +59,50 @@ def explain(fast: Compiled, *, layer: str | None = None) -> Report:
         *(["batches run image by image"] if fast.plan.image_by_image else []),
         f"workspaces held now: {fast.workspace_bytes() / 2**20:.1f} MB",
     ]
-    return Report(" ".join(heads), rows, tuple(notes))
+    return Report(
+        headline=" ".join(heads),
+        layers=rows,
+        notes=tuple(notes),
+        times=_milliseconds(fast) if len(points) == 1 else {},
+        memory=_bytes(points),
+        machine=_machine(fast),
+        verbose=verbose or layer is not None,
+    )
+
+
+def _milliseconds(fast: Compiled) -> dict[str, float]:
+    """The whole model's, by aerogel and by the faster torch layout."""
+    timed = fast.plan.model
+    if timed is None:
+        return {}
+    ours = timed.p50_us / 1e3
+    return {"aerogel": ours, "torch": ours * timed.ratio_p50}
+
+
+def _bytes(points: Sequence[Compiled]) -> dict[str, float]:
+    """Of weights, dense and with what chosen methods pack of them, counted; and of workspaces."""
+    dense = packed = 0.0
+    for choice in points[0].plan.choices:
+        weights = float(np.prod(choice.conv.weight_shape)) * ITEM_BYTES[choice.conv.dtypes.weight]
+        dense += weights
+        position = 4.0 / ITEM_BYTES[choice.conv.dtypes.weight]
+        kept = (1 - choice.sparsity) * (1 + position)
+        packed += weights if choice.config.method == BASELINE else weights * kept
+    held = sum(point.workspace_bytes() for point in points)
+    return {"dense weights": dense, "nonzeros and their positions": packed, "workspaces": float(held)}
+
+
+def _machine(fast: Compiled) -> dict[str, str]:
+    """Where it was tuned, and the versions at hand."""
+    return {
+        "target": str(fast.plan.target),
+        "aerogel": __version__,
+        "torch": version("torch"),
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "system": f"{platform.system()} {platform.machine()}",
+        "report made": date.today().isoformat(),
+    }
 
 
 def _beside(fast: Compiled) -> str:
@@ -139,6 +150,7 @@ def _row(choice: Choice) -> dict[str, Any]:
         "layer": choice.layer,
         "conv": str(choice.conv),
         "sparsity": choice.sparsity,
+        "method": own,
         "chosen": named + reason + _pooled(choice) + _limit(choice),
         "idle": str(choice.idle) if choice.idle else "",
         "us": choice.chosen_us(),
@@ -162,13 +174,3 @@ def _limit(choice: Choice) -> str:
     if choice.limit is None or choice.limit >= 1:
         return ""
     return f"; falls back where more than {choice.limit:.0%} of the windows are not zero"
-
-
-def _times(row: dict[str, Any]) -> str:
-    us, dense_us, inside = row["us"], row["dense_us"], row["in_network_us"]
-    if dense_us is None or (us is None and inside is None):
-        return ""
-    there = "" if inside is None else f"{inside:.0f} us in the network"
-    if us is None:  # the cost model's, which was timed there only
-        return f"  {there}, dense {dense_us:.0f} us alone"
-    return f"  {us:.0f} us, dense {dense_us:.0f} us ({dense_us / us:.2f}x){there and f'; {there}'}"

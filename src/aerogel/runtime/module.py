@@ -19,6 +19,7 @@ from aerogel.capture.network import Network
 from aerogel.errors import AerogelError, InvalidArgument, ShapeError
 from aerogel.ir import GRAPH, Plan, Timing, Way
 from aerogel.locks import Lock
+from aerogel.methods import BASELINE
 from aerogel.runtime import operator, others
 from aerogel.runtime.eager import channels_last, memory_of, unshared
 
@@ -117,6 +118,14 @@ class Compiled(torch.nn.Module):
         """This module with the whole model's timing added to its plan and notes."""
         self.plan, self.notes = replace(self.plan, model=timing), (*self.notes, said)
         return self
+
+    def __repr__(self) -> str:
+        sparse = sum(c.config.method != BASELINE for c in self.plan.choices)
+        runs = f"{sparse} of {len(self.plan.choices)} layers on sparse kernels"
+        if self.how.by == "torch":
+            runs = f"torch ({self.how}) runs it"
+        speed = "not timed" if self.speedup is None else f"{self.speedup:.2f}x over torch"
+        return f"Compiled({type(self.original).__name__}, {speed}, {runs}, {self.plan.target})"
 
     @property
     def input_names(self) -> tuple[str, ...]:

@@ -1,22 +1,19 @@
-"""The benchmark architectures in plain torch, seeded, no hub and no torchvision. Each is a function of
-nothing.
+"""Architectures in plain torch, seeded, no hub and no torchvision: for benchmarks and `aerogel bench --zoo`.
 
 Weights are random but scaled so that activations stay of order one; batch-norm statistics are made up and
-seeded. Pruned by magnitude, or by a real pattern's masks (`prune_pattern`, which lists convolutions in
-network order).
+seeded. They are good for timing, not for answers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.zoo.blocks import conv_bn
-from benchmarks.zoo.detectors import (
+from aerogel.zoo.blocks import conv_bn
+from aerogel.zoo.detectors import (
     DenseNet121,
     Detector,
     Inception,
@@ -26,8 +23,7 @@ from benchmarks.zoo.detectors import (
     YoloV3Spp,
     YoloV8s,
 )
-from benchmarks.zoo.odd import Mapping, Signal, Volume
-from benchmarks.zoo.patterns import load
+from aerogel.zoo.odd import Mapping, Signal, Volume
 
 Call = tuple[tuple[Tensor, ...], dict[str, Tensor]]
 
@@ -218,16 +214,4 @@ def prune(model: nn.Module, sparsity: float) -> nn.Module:
             weight = module.weight.data
             edge = weight.abs().flatten().kthvalue(max(1, int(sparsity * weight.numel()))).values
             weight *= weight.abs() > edge
-    return model
-
-
-def prune_pattern(model: nn.Module, path: Path) -> nn.Module:
-    """Put a real pattern's masks on a model's convolutions, in network order; depthwise ones are not in the
-    file."""
-    convs = [m for m in model.modules() if isinstance(m, nn.Conv2d) and m.groups < m.in_channels]
-    layers = load(path)
-    if len(convs) != len(layers):
-        raise SystemExit(f"{path.name} has {len(layers)} layers, the model {len(convs)} convolutions")
-    for conv, layer in zip(convs, layers, strict=True):
-        conv.weight.data *= torch.from_numpy(layer.mask.reshape(tuple(conv.weight.shape)))
     return model

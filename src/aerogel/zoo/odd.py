@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.zoo.blocks import conv_bn
+from aerogel.zoo.blocks import conv_bn
 
 
 class Signal(nn.Module):
