@@ -217,8 +217,8 @@ def test_plans_and_files_keep_what_was_measured(tmp_path: Path) -> None:
     again = aerogel.load(tmp_path / "m.aero")
     assert again.plan.choices == fast.plan.choices
     assert torch.equal(again(x), fast(x))
-    assert "falls back where more than 50%" in str(aerogel.explain(again))
-    assert "90 % of its input's elements" in str(aerogel.explain(again))
+    assert "falls back where more than 50%" in str(aerogel.explain(again, verbose=True))
+    assert "90 % of its input's elements" in str(aerogel.explain(again, verbose=True))
     assert "90 % of vectors of pixels" in aerogel.explain(again)._repr_html_()
 
 

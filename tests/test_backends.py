@@ -43,7 +43,7 @@ def test_a_third_backend(tmp_path: Path) -> None:
     before = backend.ran
     right(model, fast, torch.randn(2, 3, 32, 24))
     assert backend.ran == before + 1
-    said = str(aerogel.explain(fast))
+    said = str(aerogel.explain(fast, verbose=True))
     assert "reference-float64" in said
     assert "10 us, dense 30 us (3.00x)" in said
     assert "the reference has no tilewise" in said
@@ -173,7 +173,8 @@ model, x = sparse(Small(), 0.95), torch.randn(1, 3, 24, 24)
 fast = aerogel.compile(model, x, tune="off")
 assert {c.config.method for c in fast.plan.choices} == {"twin", "dense"}, "the head has no zeros"
 right(model, fast, x)
-assert "twin" in str(aerogel.explain(fast)) and "no paper" in str(aerogel.explain(fast))
+said = str(aerogel.explain(fast, verbose=True))
+assert "twin" in said and "no paper" in said
 timed = aerogel.compile(model, x, methods=("twin",), progress=False)
 assert any(c.method == "twin" for choice in timed.plan.choices for c in choice.configs())
 aerogel.save(fast, "model.aero")

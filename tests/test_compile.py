@@ -48,7 +48,7 @@ def test_timed_compile_is_right_and_replays(small: Any) -> None:
     again = aerogel.compile(model, x, plan=Plan.from_json(fast.plan.to_json()))
     right(model, again, x)
     assert again.plan == fast.plan
-    assert "us, dense" in str(aerogel.explain(fast))
+    assert "us, dense" in str(aerogel.explain(fast, verbose=True))
     one = aerogel.explain(fast, layer=fast.plan.choices[0].layer)
     assert len(one.layers) == 1
     with pytest.raises(aerogel.AerogelError, match="no layer is called"):
@@ -251,7 +251,7 @@ def test_what_does_not_export_is_compiled_in_parts() -> None:
     model, x = sparse(Looping()), torch.randn(1, 16, 12, 12)
     fast = aerogel.compile(model, x, tune="off")
     right(model, fast, x)
-    said = str(aerogel.explain(fast))
+    said = str(aerogel.explain(fast, verbose=True))
     assert "backbone: compiled as a part of its own" in said
     assert "torch.export cannot take the whole model" in said
     assert {c.layer.split(".")[0] for c in fast.plan.choices} == {"backbone", "head"}

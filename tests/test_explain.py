@@ -136,7 +136,7 @@ def test_a_configuration_timed_in_the_network_only_says_so() -> None:
     choice = replace(_timed(0.9, 90, 20), config=Config.make("direct", vectors=7))
     choice = replace(choice, in_network=Timing.of([12.0], [15.0]))
     plan = Plan(host(), (choice,), Timing.of([1.0], [1.0]))
-    said = str(aerogel.explain(Compiled(net(), None, plan, EAGER)))
+    said = str(aerogel.explain(Compiled(net(), None, plan, EAGER), verbose=True))
     assert "12 us in the network, dense 90 us alone" in said
 
 
@@ -171,6 +171,7 @@ class Tags(HTMLParser):
         self.seen.add(tag)
 
 
+TAGS = {"div", "h2", "p", "b", "table", "tr", "th", "td", "ul", "li", "details", "summary", "dl", "dt", "dd"}
 HOSTILE = "\x1b[31mred[/]<script>\u202e\x07\r\n\x9b"
 
 
@@ -185,7 +186,7 @@ def test_names_of_layers_are_shown_and_not_obeyed() -> None:
     report = aerogel.explain(aerogel.compile(model, X, tune="off"))
     assert all(line.isprintable() for line in str(report).split("\n"))
     assert "[31mred[/]<script>" in str(report)
-    assert tags(report) <= {"p", "b", "table", "tr", "th", "td", "ul", "li"}
+    assert tags(report) <= TAGS
 
 
 def test_every_field_is_escaped() -> None:
@@ -193,6 +194,7 @@ def test_every_field_is_escaped() -> None:
         "layer": HOSTILE,
         "conv": HOSTILE,
         "sparsity": 0.5,
+        "method": HOSTILE,
         "chosen": HOSTILE,
         "idle": HOSTILE,
         "us": 1.0,
@@ -200,8 +202,10 @@ def test_every_field_is_escaped() -> None:
     }
     row |= {"in_network_us": None, "others": {HOSTILE: HOSTILE}}
     report = Report(HOSTILE, (row,), (HOSTILE,))
-    assert all(line.isprintable() for line in str(report).split("\n"))
-    assert len(str(report).split("\n")) == 8, "a name makes no line of its own"
-    assert tags(report) <= {"p", "b", "table", "tr", "th", "td", "ul", "li"}
+    for verbose in (False, True):
+        said = str(replace(report, verbose=verbose)).split("\n")
+        assert all(line.isprintable() for line in said)
+        assert len(said) in (8, 9), "a name makes no line of its own"
+    assert tags(report) <= TAGS
     assert report._repr_html_().isprintable()
     assert report.to_dict()["layers"][0]["layer"] == HOSTILE, "what a program reads is as it was"

@@ -126,7 +126,7 @@ def test_what_wins_on_a_device_is_joined_and_limited() -> None:
     assert first.config.method == "actsparse"
     assert first.limit == 1.0, "on this device it always pays"
     assert first.pooled
-    assert "pool" in str(aerogel.explain(fast))
+    assert "pool" in str(aerogel.explain(fast, verbose=True))
     torch.testing.assert_close(fast(x), model(x).detach(), rtol=1e-4, atol=1e-5)
 
 
@@ -157,7 +157,7 @@ def test_compile_takes_the_same_path_on_a_device(tune: str) -> None:
     aerogel.finalize(model)
     with using(OnGpu(OpenCL())):
         fast = aerogel.compile(model, (x,), tune=tune)
-    said = str(aerogel.explain(fast))
+    said = str(aerogel.explain(fast, verbose=True))
     assert "opencl-" in said
     assert [c.layer for c in fast.plan.choices] == ["first", "second", "head"]
     if tune == "off":

@@ -11,8 +11,10 @@ from typing import Any
 
 from aerogel.errors import AerogelError, InvalidArgument, printable
 
-WIDE = 100
+WIDE = 110
 """Columns from which the table has room for problems."""
+_NUMBERS = 56
+"""Columns of all but name and problem."""
 LEGEND = (
     "problem: n images, c channels in of h x w pixels, k filters of r x s, u stride, p padding, d dilation, "
     "g groups, then what is fused"
@@ -102,8 +104,9 @@ def summary(rows: Sequence[Mapping[str, Any]], whole_ms: float | None, width: in
     whole = max(total, 1e3 * (whole_ms or 0.0))
     wide = width >= WIDE
     longest = max(len(printable(row["layer"])) for row in rows)
-    name = max(5, min(longest, width - (92 if wide else 54)))
     problem = max(len(row["conv"]) for row in rows) if wide else 0
+    room = width - _NUMBERS - (2 + problem if wide else 0)
+    name = max(12, min(longest, room))
     head = [f"{'layer':{name}}", f"{'problem':{problem}}"] if wide else [f"{'layer':{name}}"]
     lines = ["  ".join([*head, "zeros", f"{'method':10}", " time, us", "dense, us", "     x", "share"])]
     for row in rows:
