@@ -147,7 +147,8 @@ def compare(
             zip(names, interleaved([lambda: fast(*args, **kwargs), *runs.values()], rounds), strict=True)
         )
     if report is not None:
-        report.write_text(f"{aerogel.explain(fast)}\n")
+        told = aerogel.explain(fast), aerogel.explain(fast, layer=fast.plan.choices[0].layer)
+        report.write_text("\n---\n".join(map(str, told)) + "\n")
     ours = np.array(times["aerogel"])
     ratios = {n: np.array(t) / ours for n, t in times.items() if n != "aerogel"}
     fastest = min(ratios, key=lambda n: float(np.median(times[n])))

@@ -1,6 +1,6 @@
 """aerogel: pruned CNNs, really faster. Same answers, never slower on your machine, and it says why.
 
-Public names; `docs/api.md` is the contract. What is not listed here may change.
+Public names. What is not listed here may change.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -9,8 +9,10 @@ from aerogel.errors import AerogelError, InvalidFile, PlanMismatch, ShapeError, 
 
 if TYPE_CHECKING:
     from aerogel.compiler import compile as compile
+    from aerogel.ir import Plan as Plan
     from aerogel.pruning.advice import Advice as Advice
     from aerogel.pruning.advise import advise as advise
+    from aerogel.pruning.boost import Boosted as Boosted
     from aerogel.pruning.boost import boost as boost
     from aerogel.pruning.prune import finalize as finalize
     from aerogel.pruning.prune import prune as prune
@@ -28,6 +30,8 @@ _LATER = {
     "advise": "aerogel.pruning.advise",
     "Advice": "aerogel.pruning.advice",
     "boost": "aerogel.pruning.boost",
+    "Boosted": "aerogel.pruning.boost",
+    "Plan": "aerogel.ir",
     "reprune": "aerogel.pruning.reprune",
     "Repruned": "aerogel.pruning.reprune",
     "compile": "aerogel.compiler",
@@ -41,9 +45,9 @@ _LATER = {
     "Schedule": "aerogel.pruning.schedule",
 }
 __all__ = [
-    "Advice", "AerogelError", "Compiled", "InvalidFile", "PlanMismatch", "Report", "Repruned", "Schedule",
-    "ShapeError", "UnsupportedModel", "__version__", "advise", "boost", "compile", "explain", "finalize",
-    "load", "prune", "reprune", "save",
+    "Advice", "AerogelError", "Boosted", "Compiled", "InvalidFile", "Plan", "PlanMismatch", "Report",
+    "Repruned", "Schedule", "ShapeError", "UnsupportedModel", "__version__", "advise", "boost", "compile",
+    "explain", "finalize", "load", "prune", "reprune", "save",
 ]  # fmt: skip
 
 

@@ -25,19 +25,40 @@ def printable(text: object) -> str:
 
 
 class AerogelError(Exception):
-    """Anything aerogel refuses to do. A message often quotes a file: no control character in it reaches a
-    terminal."""
+    """Anything aerogel refuses to do; the message says what to do instead.
+
+    Example:
+        >>> try:
+        ...     aerogel.load("nothing.aero")
+        ... except aerogel.AerogelError as why:
+        ...     print(why)
+        'nothing.aero' cannot be read: No such file or directory
+    """
+
+    # a message often quotes a file: no control character in it reaches a terminal
 
     def __str__(self) -> str:
         return printable(super().__str__())
 
 
 class UnsupportedModel(AerogelError):
-    """The model or layer asks for something no method covers."""
+    """The model or layer asks for something that cannot be done.
+
+    Example:
+        >>> issubclass(aerogel.UnsupportedModel, aerogel.AerogelError)
+        True
+    """
 
 
 class InvalidFile(AerogelError):
-    """Bytes from outside do not parse."""
+    """A file is damaged, hostile, or none of ours.
+
+    Example:
+        >>> size = open("text.aero", "w").write("no model")
+        >>> aerogel.load("text.aero")
+        Traceback (most recent call last):
+        aerogel.errors.InvalidFile: ...
+    """
 
 
 class InvalidArgument(AerogelError, ValueError):
@@ -45,8 +66,22 @@ class InvalidArgument(AerogelError, ValueError):
 
 
 class PlanMismatch(AerogelError):
-    """A decision made for one machine or layout is used with another."""
+    """A decision made for one machine or model is used with another.
+
+    Example:
+        >>> other = aerogel.compile(nn.Conv2d(3, 8, 1), x, tune="off").plan
+        >>> aerogel.compile(model, (x,), plan=other)
+        Traceback (most recent call last):
+        aerogel.errors.PlanMismatch: ...
+    """
 
 
 class ShapeError(AerogelError, ValueError):
-    """Sizes disagree, are missing, or are too large to address."""
+    """Sizes disagree, are missing, or are too large to address.
+
+    Example:
+        >>> fast = aerogel.compile(model, (x,), tune="off")
+        >>> fast.run(None, {"images": x.numpy()})
+        Traceback (most recent call last):
+        aerogel.errors.ShapeError: ...
+    """

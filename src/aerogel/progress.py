@@ -120,7 +120,8 @@ class _Notebook(Progress):
         from IPython.display import display
 
         self._shown_at = 0.0
-        self._handle: Any = display(self._text(self.line()), display_id=True)
+        show: Any = display
+        self._handle: Any = show(self._text(self.line()), display_id=True)
         return self
 
     def _show(self, phase: bool) -> None:
@@ -139,7 +140,8 @@ class _Notebook(Progress):
         """Plain text, which a notebook never takes for HTML."""
         from IPython.display import Pretty
 
-        return Pretty(line)
+        text: Any = Pretty
+        return text(line)
 
 
 class _Lines(Progress):

@@ -118,7 +118,12 @@ class Beside:
 class Plan:
     """All choices for one target, with the whole model's timing. With `image_by_image` a batch runs so, and
     choices are for one image. `onnxruntime` is that runtime's time for a file, where it was taken; `differed`
-    says where answers were not torch's, so that torch runs the model."""
+    says where answers were not torch's, so that torch runs the model.
+
+    Example:
+        >>> plan = aerogel.compile(model, (x,), tune="off").plan
+        >>> again = aerogel.compile(model, (x,), plan=plan)    # the same choices, nothing timed
+    """
 
     target: Machine
     choices: tuple[Choice, ...]

@@ -31,7 +31,12 @@ class LayerAdvice:
 
 @dataclass(frozen=True)
 class Advice:
-    """What advise() found. Print it, plot it, or hand it to prune()."""
+    """What `advise` found. Print it, plot it, or hand it to `prune`.
+
+    Example:
+        >>> advice = aerogel.advise(model, (x,), sparsities=(0.9,), patterns=("unstructured",))
+        >>> recipe = advice.recipe    # {layer: (pattern, share)}; empty where no speedup was asked for
+    """
 
     target: str
     torch_us: float

@@ -56,10 +56,20 @@ def advise(
 ) -> Advice:
     """Measure what pruning would gain on this machine. The model is left as it is; accuracy is not looked at.
 
-    `sparsities` and `patterns` are those of prune(). `speedup` asks for a recipe: which layers to prune how
-    far, least weight for the time gained; prune(model, advice) follows it. `tune` "fast" tries a few
-    configurations alone, "full" tunes every layer at every point as compile() would. `dtype` as in compile(),
-    for the model; layers are timed in its own precision.
+    Example:
+        >>> advice = aerogel.advise(model, (x,), sparsities=(0.9,), patterns=("unstructured",))
+        >>> text = advice.table
+
+    Args:
+        model: Any module.
+        args: An example call, as for `compile`.
+        kwargs: Its keyword arguments.
+        sparsities: Shares of zeros to measure.
+        patterns: Patterns of `prune` to measure.
+        speedup: Ask for a recipe: which layers to prune how far, the least weight for the time gained.
+            `prune(model, advice)` follows it.
+        dtype: As for `compile`, for the model; layers are timed in its own precision.
+        tune: "fast" tries a few configurations, "full" tunes every layer at every sparsity as `compile` does.
     """
     shares = [
         a_share(s, "each of sparsities") for s in several(sparsities, "sparsities", "sparsities=(0.8, 0.9)")

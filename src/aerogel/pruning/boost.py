@@ -53,8 +53,13 @@ class Limit:
 
 @dataclass(frozen=True)
 class Boosted:
-    """What boost() did. `model` is a new module, to be compiled with the same calibration; the one given is
-    as it was."""
+    """What `boost` did. `model` is a new module, to be compiled with the same calibration; the one given is
+    as it was.
+
+    Example:
+        >>> boosted = aerogel.boost(model, [x])
+        >>> text = str(boosted)    # each ReLU's limit, and how many zeros more it gives
+    """
 
     model: nn.Module
     layers: tuple[Limit, ...]
@@ -79,12 +84,20 @@ def boost(
     max_drop: float = 0.01,
     evaluate: Callable[[nn.Module], float] | None = None,
 ) -> Boosted:
-    """A copy of the model whose ReLUs drop small values too, as many as the budget allows; then compile it
-    with `calibration`.
+    """A copy of the model whose ReLUs drop small values too, as many as the allowed drop lets. Changes
+    answers.
 
-    `calibration` are real inputs, as for compile(). `evaluate` is a function of a model that is higher when
-    better (accuracy, 0 to 1); without it the score is how near the answers to `calibration` stay: 1 -
-    |change| / |answers|. The score falls by at most `max_drop`.
+    Compile what it gives with the same `calibration`: the method that skips zeros of feature maps finds more.
+
+    Example:
+        >>> boosted = aerogel.boost(model, [x], max_drop=0.01)
+        >>> fast = aerogel.compile(boosted.model, (x,), calibration=[x])
+
+    Args:
+        model: A module with ReLUs. calibration: Real inputs, as for `compile`. max_drop: The score falls by
+        at most this. evaluate: A function of a model that is higher when better (accuracy, 0 to 1). Without
+        it the score is how
+            near the answers to `calibration` stay: 1 - |change| / |answers|.
     """
     a_module(model, "boost")
     a_share(max_drop, "max_drop")

@@ -54,13 +54,23 @@ def prune(
 ) -> nn.Module:
     """Mask the least important weights of every convolution and Linear, in place; the model is returned.
 
-    `sparsity` is the share of zeros, of each layer (`scope` "uniform"), of all together ("global") or spread
-    so that larger layers lose more ("erk"); or {layer: share}, and layers not named keep what they have; or
-    what advise() gave for a speedup. `pattern` is "unstructured", "NxM" (blocks of N filters x M input
-    positions), "tilewise" (TW-2D), "tw1d" or "tew". `score` is "magnitude" or "taylor" (|weight x gradient|:
-    call backward() first). `exclude` names layers to leave alone. What is zero already is least important, so
-    calling again with more only adds zeros. Train on as you like: masks hold. finalize() makes them part of
-    the weights; compile() does not need it.
+    Train on as you like: masks hold. `finalize` makes them part of the weights; `compile` does not need it.
+    What is zero already is least important, so calling again with more only adds zeros.
+
+    Example:
+        >>> pruned = aerogel.prune(model, 0.9, exclude=["0"])
+
+    Args:
+        model: Any module.
+        sparsity: The share of zeros; or `{layer: share}`, and layers not named keep what they have; or the
+            `Advice` that `advise` gave for a speedup.
+        pattern: "unstructured", "4x1" (blocks of filters x input positions), "tilewise" (TW-2D), "tw1d" or
+            "tew".
+        scope: The share is that of each layer ("uniform"), of all together ("global"), or spread so that
+        larger
+            layers lose more ("erk").
+        score: "magnitude", or "taylor" (|weight x gradient|: call `backward()` first).
+        exclude: Layers to leave alone.
     """
     left_out = several(exclude, "exclude", "exclude=['head']")
     if hasattr(sparsity, "recipe"):
@@ -158,7 +168,14 @@ def attached(module: nn.Module) -> Mask:
 
 
 def finalize(model: nn.Module) -> nn.Module:
-    """Make the masks part of the weights, in place: zeros stay, what held them goes."""
+    """Make the masks part of the weights, in place: zeros stay, what held them goes.
+
+    Example:
+        >>> finished = aerogel.finalize(aerogel.prune(model, 0.9))
+
+    Args:
+        model: What `prune` or `Schedule` masked.
+    """
     for module in list(a_module(model, "finalize").modules()):
         if parametrize.is_parametrized(module, "weight"):
             held: Any = module.parametrizations

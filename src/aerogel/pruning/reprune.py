@@ -60,7 +60,12 @@ class LayerReport:
 
 @dataclass(frozen=True)
 class Repruned:
-    """What reprune() did. `model` is the model itself, with masks that hold while it is trained on."""
+    """What `reprune` did. `model` is the model itself, with masks that hold while it is trained on.
+
+    Example:
+        >>> repruned = aerogel.reprune(aerogel.prune(model, 0.8), (x,))
+        >>> text = str(repruned)    # layer by layer: what went, and the time before and after
+    """
 
     model: nn.Module
     layers: tuple[LayerReport, ...]
@@ -122,12 +127,19 @@ def reprune(
     evaluate: Callable[[nn.Module], float] | None = None,
     max_drop: float | None = None,
 ) -> Repruned:
-    """Remove weights that cost time here and carry little, in place; the model is pruned already, by whatever
-    pruner.
+    """Remove weights that cost time here and carry little, in place (performance-aware re-pruning, PACT'20).
 
-    No layer loses more than `max_weight_loss` of its L1 norm. With `evaluate`, a function of the model that
-    is higher when better, and `max_drop`, as many go as keep it within that of what it was. Masks hold
-    afterwards: fine-tune, then compile.
+    The model is pruned already, by whatever pruner. Masks hold afterwards: fine-tune, then compile.
+
+    Example:
+        >>> repruned = aerogel.reprune(aerogel.prune(model, 0.8), (x,), max_weight_loss=0.05)
+
+    Args:
+        model: A pruned module.
+        args: An example call, as for `compile`.
+        max_weight_loss: No layer loses more than this share of its L1 norm.
+        evaluate: A function of the model that is higher when better.
+        max_drop: How much of `evaluate`'s number may be lost.
     """
     a_module(model, "reprune")
     a_share(max_weight_loss, "max_weight_loss")

@@ -21,6 +21,11 @@ class Schedule:
     default that is every hundredth step, oftener where `steps` are few: at least twenty times in all, or at
     every step. The rest is prune()'s.
 
+    Example:
+        >>> schedule = aerogel.Schedule(model, 0.9, steps=40)
+        >>> for _ in range(40):
+        ...     schedule.step()    # after optimizer.step()
+
     Make it before the model is wrapped in DistributedDataParallel: masks are buffers, and rank 0's are
     everyone's. For a resume, make model and Schedule as before, then load both states.
     """

@@ -36,8 +36,16 @@ def _swapped(value: Any) -> Any:
 
 
 class Compiled(torch.nn.Module):
-    """A model compiled for inference. `plan` holds every decision with its timings; `speedup` is over the
-    faster torch layout."""
+    """A model compiled for inference: what `compile` and `load` give. Call it as the model it came from.
+
+    Threads may share it. `deepcopy`, `state_dict`, `torch.compile`, `torch.export` and `torch.profiler` work
+    on it; `train()`, `.to(dtype)` and an input that requires grad raise, with what to do instead.
+
+    Example:
+        >>> fast = aerogel.compile(model, (x,), tune="off")
+        >>> answer = fast(x)
+        >>> several = fast(torch.randn(4, 3, 48, 48))    # batch, height and width stay open
+    """
 
     def __init__(
         self,

@@ -48,7 +48,18 @@ _DAMAGE = (
 
 
 def save(fast: Compiled, path: str | Path) -> None:
-    """Write a compiled model to one file, whole or not at all."""
+    """Write a compiled model to one file, whole or not at all.
+
+    The file holds the graph, the weights without their zeros and every decision; no pickle and no code.
+
+    Example:
+        >>> fast = aerogel.compile(model, (x,), tune="off")
+        >>> aerogel.save(fast, "model.aero")
+
+    Args:
+        fast: What `compile` gave.
+        path: The file; by habit it ends in `.aero`.
+    """
     if not isinstance(fast, Compiled) or not isinstance(path, str | Path):
         raise InvalidArgument(
             f"save() takes what compile() gave and a path, not a {type(fast).__name__} and a "
@@ -101,7 +112,19 @@ def save(fast: Compiled, path: str | Path) -> None:
 
 
 def load(path: str | Path, *, tune: str | float = "off", store: str | Path | None = None) -> Compiled:
-    """A model from its file. `tune` other than "off" measures it anew on this machine, as compile() would."""
+    """A compiled model from its file: the same bits on the same kind of CPU.
+
+    Example:
+        >>> aerogel.save(aerogel.compile(model, (x,), tune="off"), "model.aero")
+        >>> fast = aerogel.load("model.aero")
+
+    Args:
+        path: The file. It is data: reading it runs nothing of it, and a damaged one is an `InvalidFile`
+        error. tune: "off" keeps the choices it was saved with; on another kind of CPU they go by rule.
+        Anything else
+            measures anew here, as `compile` does.
+        store: As for `compile`.
+    """
     if not isinstance(path, str | Path):
         raise InvalidArgument(f"load() takes the path of a file, not a {type(path).__name__}")
     try:

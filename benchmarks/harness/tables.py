@@ -1,6 +1,6 @@
-"""Write the tables of README.md and docs/gpu.md from result files:
+"""Write the tables and charts of README.md and docs/ from result files:
 
-    python -m benchmarks.harness.readme [--check]
+    python -m benchmarks.harness.tables [--check]
 
 Each table stands between `<!-- table:NAME -->` and `<!-- /table -->` and comes from
 benchmarks/results/NAME.json, NAME.jsonl or NAME.txt, nothing else.
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.experiments.activity import summary
+from benchmarks.harness import chart
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -98,11 +99,18 @@ def _runs(results: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
     return runs
 
 
+SHOWN = 6
+"""Layers of the table that the README shows."""
+
+
 def said(report: str) -> str:
-    """A few lines of a real explain(), word for word: the first layer, and one that stays dense."""
-    first, *rest = re.findall(r"^\S.* zeros\n(?:    .*\n)+", report, re.MULTILINE)
-    dense = [block for block in rest if "\n    dense" in block]
-    return "\n".join(["```", report.splitlines()[0], *(b.rstrip() for b in (first, *dense[:1])), "```"])
+    """A few lines of a real explain(), word for word: the table's first layers and its end, then the first
+    layer in detail."""
+    table, details = report.split("\n---\n")
+    headline, _, *rows = table.splitlines()
+    rows = rows[: rows.index("")]
+    few = [*rows[: SHOWN + 1], f"... {len(rows) - SHOWN - 3} more layers", *rows[-2:]]
+    return "\n".join(["```", headline, "", *few, "", *details.strip().splitlines(), "```"])
 
 
 def agreement(result: dict[str, Any]) -> str:
@@ -340,9 +348,13 @@ def written(readme: str) -> str:
     return readme
 
 
+PAGES = (ROOT / "README.md", ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "gpu.md")
+
 if __name__ == "__main__":
-    for path in (ROOT / "README.md", ROOT / "docs" / "gpu.md"):
+    for path in PAGES:
         new = written(path.read_text())
         if "--check" in sys.argv and new != path.read_text():
-            sys.exit(f"{path.name} does not show its result files; run python -m benchmarks.harness.readme")
+            sys.exit(f"{path.name} does not show its result files; run python -m benchmarks.harness.tables")
         path.write_text(new)
+    if "--check" not in sys.argv:
+        chart.draw(_load("models"))

@@ -1,0 +1,73 @@
+"""The site builds without a warning, its snippets and docstrings run, and so do the notebooks."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("sphinx")
+ROOT = Path(__file__).parent.parent
+NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
+SMALL = {"STEPS": "30", "TUNE": "8"}
+"""Sizes of CI; a reader's are larger."""
+
+
+def built(kind: str, out: Path) -> str:
+    command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", kind, "docs", str(out)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout
+
+
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    built("html", tmp_path)
+    for page in ("index", "api", "cli", "methods/direct", "guides/sparsity", "about/faq", "notebooks/why"):
+        assert (tmp_path / f"{page}.html").stat().st_size > 5_000, page
+    text = (tmp_path / "api.html").read_text()
+    assert "aerogel.compile" in text
+    assert "calibration" in text
+
+
+def test_snippets_and_docstrings_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AEROGEL_CACHE", str(tmp_path / "cache"))
+    here = tmp_path / "here"
+    here.mkdir()
+    script = f"import os, sys, sphinx.cmd.build as b; os.chdir({str(here)!r}); sys.exit(b.main(sys.argv[1:]))"
+    command = [sys.executable, "-c", script, "-q", "-b", "doctest", str(ROOT / "docs"), str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    said = (tmp_path / "out" / "output.txt").read_text()
+    assert done.returncode == 0, said[-4000:] + done.stderr[-2000:]
+    ran = int(said.split("Doctest summary")[1].split()[1])
+    assert ran >= 30, said[-500:]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+def test_a_notebook_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import nbformat
+    from nbclient import NotebookClient
+
+    if path.stem == "ocr":
+        pytest.importorskip("rapidocr")
+    for name, value in SMALL.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("AEROGEL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT / "src"), str(ROOT)]))
+    read: Any = nbformat.read
+    book = read(path, as_version=4)
+    NotebookClient(book, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    shown = json.dumps([cell.get("outputs", []) for cell in book.cells])
+    assert "aerogel: done" in shown, "progress in a notebook"
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+def test_a_notebook_is_stored_without_noise(path: Path) -> None:
+    book = json.loads(path.read_text())
+    for cell in book["cells"]:
+        assert not cell.get("outputs")
+        assert cell.get("execution_count") is None
