@@ -1,54 +1,72 @@
-"""Install the wheel beside the dependencies that are already here, without the checkout on the path, and use
-it as a user would."""
+"""The five-minute test: a fresh environment, the wheel, README's example, its report; then every verb as a
+user would call it. Nothing of the checkout is on the path."""
 
+import os
+import re
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
-(wheel,) = Path(sys.argv[1]).glob("aerogel-*.whl")
-with tempfile.TemporaryDirectory() as folder:
-    pip = [
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--disable-pip-version-check",
-        "--no-deps",
-        "--target",
-        folder,
-        str(wheel),
-    ]
-    subprocess.run(pip, check=True)
-    run = [
-        sys.executable,
-        "-I",
-        "-c",
-        f"import sys; sys.path.insert(0, {folder!r}); from aerogel.cli.main import app; app()",
-    ]
-    for verb in ("methods", "doctor", "--version"):
-        done = subprocess.run([*run, verb], cwd=folder, capture_output=True, text=True)
-        assert done.returncode in (0, 1) and done.stdout, f"{verb}: {done.stderr}"
-        print(done.stdout)
-    build = (
-        "from torch import nn\ndef build():\n    return nn.Sequential(nn.Conv2d(3, 32, 3), nn.ReLU(), "
-        "nn.Conv2d(32, 32, 3))\n"
-    )
-    (Path(folder) / "mymodel.py").write_text(build)
-    shape = ("--shape", "x=1x3x40x40", "--tune", "off")
+(wheel,) = Path(sys.argv[1]).absolute().glob("aerogel-*.whl")
+readme = (Path(__file__).parents[1] / "README.md").read_text()
+(example,) = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+began = time.monotonic()
+last = began
+
+
+def step(what: str) -> None:
+    """Say how long that took."""
+    global last
+    now = time.monotonic()
+    print(f"{what}: {now - last:.0f} s", flush=True)
+    last = now
+
+
+with tempfile.TemporaryDirectory() as name:
+    folder = Path(name)
+    clean = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    environment = clean | {"AEROGEL_CACHE": str(folder / "cache")}
+    subprocess.run([sys.executable, "-m", "venv", folder / "env"], check=True)
+    python, aerogel = folder / "env" / "bin" / "python", folder / "env" / "bin" / "aerogel"
+
+    def run(*words: object, code: tuple[int, ...] = (0,)) -> str:
+        done = subprocess.run(
+            list(map(str, words)), cwd=folder, env=environment, capture_output=True, text=True
+        )
+        assert done.returncode in code, f"{words}: {done.stdout}{done.stderr}"
+        return done.stdout
+
+    pip = (python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
+    run(*pip, "torch==2.13.0")
+    run(*pip, f"{wheel}[plot]")
+    step("install")
+    print(run(python, "-c", example))
+    assert (folder / "report.html").stat().st_size > 10_000
+    step("README's example and report.html")
+    assert time.monotonic() - began < 300, "a first result takes five minutes at most"
+
+    build = "from torch import nn\ndef build():\n    return nn.Sequential(nn.Conv2d(3, 32, 3), nn.ReLU())\n"
+    (folder / "mymodel.py").write_text(build)
+    model = ("mymodel:build", "--shape", "x=1x3x40x40", "--tune", "off")
     for words in (
-        ("compile", "mymodel:build", "-o", "m.aero", *shape),
+        ("--version",),
+        ("methods",),
+        ("compile", *model, "-o", "m.aero"),
         ("explain", "m.aero"),
-        ("bench", "mymodel:build", "--sparsity", "0.9", "--rounds", "3", *shape),
+        ("report", "m.aero", "-o", "again.html"),
+        ("bench", *model, "--sparsity", "0.9", "--rounds", "3", "--plot", "bench.png"),
+        ("bench", "--zoo", "squeezenet", "--sparsity", "0.9", "--rounds", "2", "--tune", "off"),
+        ("--show-completion", "bash"),
     ):
-        done = subprocess.run([*run, *words], cwd=folder, capture_output=True, text=True)
-        assert done.returncode == 0 and done.stdout, f"{words}: {done.stderr}"
-        print(done.stdout)
-    gpu = (
-        f"import sys; sys.path.insert(0, {folder!r}); from aerogel.codegen.gpu.launch import dialect; "
-        "assert 'KERNEL' in dialect()"
-    )
-    subprocess.run([sys.executable, "-I", "-c", gpu], cwd=folder, check=True)
-    files = [p for p in Path(folder).rglob("*") if p.suffix in (".so", ".c")]
+        said = run(aerogel, *words)
+        assert said, words
+        print(said)
+    print(run(aerogel, "doctor", code=(0, 1)))
+    dialect = "from aerogel.codegen.gpu.launch import dialect; assert 'KERNEL' in dialect()"
+    run(python, "-I", "-c", dialect)
+    package = Path(run(python, "-I", "-c", "import aerogel; print(aerogel.__path__[0])").strip())
+    files = [p for p in package.rglob("*") if p.suffix in (".so", ".c")]
     assert not files, f"the wheel is pure Python, but holds {files}"
+    step("every verb")

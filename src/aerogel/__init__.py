@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from aerogel.saved.file import load as load
     from aerogel.saved.file import save as save
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 _LATER = {
     "advise": "aerogel.pruning.advise",
     "Advice": "aerogel.pruning.advice",

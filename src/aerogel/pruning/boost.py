@@ -84,8 +84,7 @@ def boost(
     max_drop: float = 0.01,
     evaluate: Callable[[nn.Module], float] | None = None,
 ) -> Boosted:
-    """A copy of the model whose ReLUs drop small values too, as many as the allowed drop lets. Changes
-    answers.
+    """A copy of the model whose ReLUs drop small values too, within an allowed drop. Changes answers.
 
     Compile what it gives with the same `calibration`: the method that skips zeros of feature maps finds more.
 
@@ -94,10 +93,11 @@ def boost(
         >>> fast = aerogel.compile(boosted.model, (x,), calibration=[x])
 
     Args:
-        model: A module with ReLUs. calibration: Real inputs, as for `compile`. max_drop: The score falls by
-        at most this. evaluate: A function of a model that is higher when better (accuracy, 0 to 1). Without
-        it the score is how
-            near the answers to `calibration` stay: 1 - |change| / |answers|.
+        model: A module with ReLUs.
+        calibration: Real inputs, as for `compile`.
+        max_drop: The score falls by at most this.
+        evaluate: A function of a model that is higher when better (accuracy, 0 to 1). Without it the score is
+            how near the answers to `calibration` stay: 1 - |change| / |answers|.
     """
     a_module(model, "boost")
     a_share(max_drop, "max_drop")

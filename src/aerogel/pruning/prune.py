@@ -67,8 +67,7 @@ def prune(
         pattern: "unstructured", "4x1" (blocks of filters x input positions), "tilewise" (TW-2D), "tw1d" or
             "tew".
         scope: The share is that of each layer ("uniform"), of all together ("global"), or spread so that
-        larger
-            layers lose more ("erk").
+            larger layers lose more ("erk").
         score: "magnitude", or "taylor" (|weight x gradient|: call `backward()` first).
         exclude: Layers to leave alone.
     """

@@ -81,15 +81,28 @@ def by_layer(rows: Sequence[Row]) -> str:
     places = list(range(len(rows)))
 
     def draw(axes: Any) -> None:
-        axes.bar([i - 0.2 for i in places], dense, 0.4, color=DENSE, label="dense, alone")
+        _bars(axes, places, dense, -0.2, DENSE, "dense, alone")
         for name in dict.fromkeys(row["method"] for row in rows):
-            own = [i for i in places if rows[i]["method"] == name]
-            axes.bar([i + 0.2 for i in own], [spent[i] for i in own], 0.4, color=colour(name), label=name)
+            own = [spent[i] if rows[i]["method"] == name else 0.0 for i in places]
+            _bars(axes, places, own, 0.2, colour(name), name)
         _named(axes, rows)
         axes.set_ylabel("milliseconds")
         axes.legend(frameon=False, ncols=4)
 
     return _svg(draw, 3.6, "Time of each layer beside dense")
+
+
+def _bars(
+    axes: Any, places: Sequence[int], heights: Sequence[float], shift: float, colour: str, label: str
+) -> None:
+    """Bars beside each other; of many layers one outline, which a browser draws at once."""
+    if len(places) > NAMED:
+        edges = [place - 0.5 for place in range(len(places) + 1)]
+        axes.stairs(heights, edges, fill=True, color=colour, label=label, alpha=0.75)
+        return
+    here = [(place, height) for place, height in zip(places, heights, strict=True) if height]
+    width = 0.4 if shift else 0.8
+    axes.bar([p + shift for p, _ in here], [h for _, h in here], width, color=colour, label=label)
 
 
 def by_method(rows: Sequence[Row], whole_ms: float) -> str:
@@ -149,8 +162,9 @@ def sparsity(rows: Sequence[Row]) -> str:
     """Zeros of each layer."""
 
     def draw(axes: Any) -> None:
-        shares = [100 * row["sparsity"] for row in rows]
-        axes.bar(range(len(rows)), shares, 0.8, color=[colour(row["method"]) for row in rows])
+        for name in dict.fromkeys(row["method"] for row in rows):
+            shares = [100 * row["sparsity"] * (row["method"] == name) for row in rows]
+            _bars(axes, range(len(rows)), shares, 0.0, colour(name), name)
         _named(axes, rows)
         axes.set(ylabel="zeros, %", ylim=(0, 100))
 

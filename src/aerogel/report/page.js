@@ -1,4 +1,4 @@
-// Sorts the table by a column, and shows the rows that hold what is typed. Nothing else runs here.
+// Sorts the table by a column, shows the rows that hold what is typed, opens details. Nothing else runs here.
 const table = document.getElementById("layers");
 const rows = [...table.tBodies[0].rows];
 const found = document.getElementById("found");
@@ -18,9 +18,16 @@ for (const head of table.tHead.rows[0].cells) {
     table.tBodies[0].append(...[...rows].sort(order));
   });
 }
-const texts = rows.map((row) => row.textContent.toLowerCase());
+table.addEventListener("click", (event) => {
+  if (!event.target.classList.contains("why")) return;
+  const list = event.target.nextElementSibling;
+  list.hidden = !list.hidden;
+  event.target.setAttribute("aria-expanded", String(!list.hidden));
+});
+let texts;
 document.getElementById("find").addEventListener("input", (event) => {
   const words = event.target.value.toLowerCase().split(/\s+/).filter(Boolean);
+  texts ??= rows.map((row) => row.textContent.toLowerCase());
   let count = 0;
   rows.forEach((row, i) => {
     row.hidden = !words.every((word) => texts[i].includes(word));

@@ -56,7 +56,8 @@ def page(report: Report) -> str:
             '<!doctype html><html lang="en"><head><meta charset="utf-8">',
             f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f"<title>aerogel report</title><style>{_resource('page.css')}</style></head><body>",
+            f"<title>aerogel report</title><style>{_resource('page.css')}</style>"
+            "<noscript><style>dl[hidden] { display: grid }</style></noscript></head><body>",
             f"<header><h1>aerogel report</h1><p>{_text(report.headline)}</p>{_numbers(report)}</header>",
             "<main>",
             *_figures(report, found, why),
@@ -180,7 +181,7 @@ def _row(row: dict[str, Any], found: Limit | None, whole: float, longest: float)
         _cell(spent / whole, f"{spent / whole:.1%}") if spent else _cell(None, ""),
         _cell(found.us / spent if found and spent else None, reach, "n wide"),
         f'<td class="bars">{_bar(spent, longest, "")}{_bar(dense, longest, " dense")}</td>',
-        f"<td><details><summary>details</summary>{_why(row)}</details></td>",
+        f'<td><button type="button" class="why" aria-expanded="false">details</button>{_why(row, True)}</td>',
     ]
     return f"<tr>{''.join(cells)}</tr>"
 
@@ -195,12 +196,14 @@ def _bar(us: float | None, longest: float, kind: str) -> str:
     )
 
 
-def _why(row: dict[str, Any]) -> str:
-    """What was chosen, in full, and every other method's reason."""
+def _why(row: dict[str, Any], hidden: bool = False) -> str:
+    """What was chosen, in full, and every other method's reason; shown by the button before it. A <details>
+    for each of thousands of rows would take the browser seconds."""
     lines = [("chosen", f"{row['chosen']}{times_of(row)}")]
     lines += [("zero are", row["idle"])] if row["idle"] else []
     lines += [(f"not {name}", why) for name, why in row["others"].items()]
-    return "<dl>" + "".join(f"<dt>{_text(k)}</dt><dd>{_text(v)}</dd>" for k, v in lines) + "</dl>"
+    items = "".join(f"<dt>{_text(k)}</dt><dd>{_text(v)}</dd>" for k, v in lines)
+    return f"<dl{' hidden' if hidden else ''}>{items}</dl>"
 
 
 def _plain(report: Report) -> str:

@@ -120,9 +120,9 @@ def load(path: str | Path, *, tune: str | float = "off", store: str | Path | Non
 
     Args:
         path: The file. It is data: reading it runs nothing of it, and a damaged one is an `InvalidFile`
-        error. tune: "off" keeps the choices it was saved with; on another kind of CPU they go by rule.
-        Anything else
-            measures anew here, as `compile` does.
+            error.
+        tune: "off" keeps the choices it was saved with; on another kind of CPU they go by rule. Anything
+            else measures anew here, as `compile` does.
         store: As for `compile`.
     """
     if not isinstance(path, str | Path):
