@@ -15,6 +15,7 @@ from aerogel.methods import METHODS, method  # noqa: E402
 
 project = "aerogel"
 author = "the aerogel authors"
+copyright = "the aerogel authors, Apache-2.0"
 version = release = aerogel.__version__
 extensions = [
     "myst_nb",

@@ -97,7 +97,7 @@ def boost(
         calibration: Real inputs, as for `compile`.
         max_drop: The score falls by at most this.
         evaluate: A function of a model that is higher when better (accuracy, 0 to 1). Without it the score is
-            how near the answers to `calibration` stay: 1 - |change| / |answers|.
+            how near the answers to `calibration` stay, `1 - |change| / |answers|`.
     """
     a_module(model, "boost")
     a_share(max_drop, "max_drop")

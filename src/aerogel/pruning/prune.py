@@ -68,7 +68,7 @@ def prune(
             "tew".
         scope: The share is that of each layer ("uniform"), of all together ("global"), or spread so that
             larger layers lose more ("erk").
-        score: "magnitude", or "taylor" (|weight x gradient|: call `backward()` first).
+        score: "magnitude", or "taylor" (the size of weight x gradient: call `backward()` first).
         exclude: Layers to leave alone.
     """
     left_out = several(exclude, "exclude", "exclude=['head']")

@@ -87,7 +87,7 @@ def by_layer(rows: Sequence[Row]) -> str:
             _bars(axes, places, own, 0.2, colour(name), name)
         _named(axes, rows)
         axes.set_ylabel("milliseconds")
-        axes.legend(frameon=False, ncols=4)
+        axes.legend(frameon=False, ncols=6, loc="lower left", bbox_to_anchor=(0, 1))
 
     return _svg(draw, 3.6, "Time of each layer beside dense")
 
@@ -153,7 +153,9 @@ def roofline(rows: Sequence[Row], limits: Sequence[Limit], measured: Rates, thre
         axes.set(
             xscale="log", yscale="log", xlabel="operations for each byte moved", ylabel="GFLOP/s, nonzeros"
         )
-        axes.legend(frameon=False)
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_formatter(lambda value, _: f"{value:g}")
+        axes.legend(frameon=False, ncols=4, loc="lower left", bbox_to_anchor=(0, 1))
 
     return _svg(draw, 3.8, "Layers under the limits of this machine")
 

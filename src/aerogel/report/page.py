@@ -33,7 +33,7 @@ COLUMNS = (  # heading, class
     ("beside dense", "bars"),
     ("why", ""),
 )
-BOUND = {"fma": "multiply-adds", "l2": "the second cache", "l3": "the third cache"}
+BOUND = {"fma": "FMA", "l2": "L2", "l3": "L3"}
 
 
 def _text(text: object) -> str:
@@ -156,7 +156,7 @@ def _table(report: Report, found: Sequence[Limit] | None) -> str:
             f'<span id="found" role="status">{count} of {count} layers</span></p>',
             '<div class="scroll" tabindex="0" role="region" aria-labelledby="choices"><table id="layers">',
             "<caption>Times are medians: in the running network, or alone where that was not looked at; "
-            "dense is alone.</caption>",
+            "dense is alone. The limit is by multiply-adds (FMA) or by the bandwidth of a cache.</caption>",
             f"<thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table></div>",
         ]
     )
