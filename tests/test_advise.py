@@ -4,6 +4,7 @@ asserted."""
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -184,3 +185,13 @@ def test_reprune_refuses_in_words() -> None:
         aerogel.reprune(_model(), X)
     with pytest.raises(aerogel.AerogelError, match="go together"):
         aerogel.reprune(_model(), X, max_drop=0.1)
+
+
+def test_the_spread_is_shown_and_noise_is_named() -> None:
+    point = ("unstructured", 0.9)
+    quiet = Advice("cpu", 100.0, {point: 50.0}, (), None, {}, None, {point: (1.95, 2.05)})
+    assert "90% zeros  2.00x  (half of the rounds 1.95 to 2.05)" in quiet.table
+    assert "noisy" not in quiet.table
+    busy = replace(quiet, spread={point: (1.5, 2.5)})
+    assert "half of the rounds lie 67% apart. That is too noisy for a recipe" in busy.table
+    assert busy.to_dict()["spread"] == {"unstructured@0.9": [1.5, 2.5]}

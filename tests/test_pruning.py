@@ -249,3 +249,17 @@ def test_two_ranks_keep_the_same_masks(tmp_path: Path) -> None:
 def test_of_equal_weights_the_first_go_and_no_more_than_asked() -> None:
     kept = masks({"": torch.ones(4, 10)}, {"": 0.3}, "unstructured")[""]
     assert kept.flatten().tolist() == [False] * 12 + [True] * 28
+
+
+def test_few_steps_prune_gradually() -> None:
+    """The default must not be one cut at the end."""
+    model = net()
+    schedule = aerogel.Schedule(model, 0.9, 40)
+    seen = set[float]()
+    for _ in range(40):
+        schedule.step()
+        weight: Any = model[0].weight
+        seen.add(round(float((weight == 0).float().mean()), 2))
+    assert len(seen) >= 15
+    assert max(seen) == pytest.approx(0.9, abs=0.02)
+    assert aerogel.Schedule(net(), 0.9, 100_000).every == 100
