@@ -29,7 +29,6 @@ exclude_patterns = ["_build", "**/.ipynb_checkpoints"]
 html_theme = "furo"
 html_title = "aerogel"
 html_static_path = ["_static"]
-html_extra_path = ["_extra"]
 templates_path: list[str] = []
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
