@@ -2,8 +2,8 @@
 
     sphinx-build -b html docs docs/_build && python docs/shots.py report.html docs/_build
 
-The report at a desk, on a phone, in the dark and on paper, the site's first page, a method's page and the API's;
-written to docs/_static/shots. Fails where a page's console says an error. Look at every one of them.
+The report at a desk, on a phone, in the dark and on paper, the site's first page, a method's page and the
+API's; written to docs/_static/shots. Fails where a page's console says an error. Look at every one of them.
 """
 
 from __future__ import annotations

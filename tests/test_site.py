@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -47,6 +48,15 @@ def test_snippets_and_docstrings_run(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert ran >= 30, said[-500:]
 
 
+def _fashion_mnist() -> Path | None:
+    """Debian's package of it, where that is installed."""
+    if shutil.which("dpkg") is None:
+        return None
+    listed = subprocess.run(["dpkg", "-L", "dataset-fashion-mnist"], capture_output=True, text=True)
+    files = [Path(line) for line in listed.stdout.splitlines() if line.endswith(".gz")]
+    return files[0].parent if files else None
+
+
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
 def test_a_notebook_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import nbformat
@@ -56,6 +66,8 @@ def test_a_notebook_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
         pytest.importorskip("rapidocr")
     for name, value in SMALL.items():
         monkeypatch.setenv(name, value)
+    if (images := _fashion_mnist()) is not None:
+        monkeypatch.setenv("FASHION_MNIST", str(images))
     monkeypatch.setenv("AEROGEL_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT / "src"), str(ROOT)]))
     read: Any = nbformat.read
