@@ -164,9 +164,10 @@ def test_an_advice_without_a_recipe() -> None:
 @pytest.mark.parametrize("count", [0, -3, 2.5, "10", True, None])
 def test_a_schedule_counts(count: Any) -> None:
     assert "steps is a whole number of at least 1" in said(lambda: aerogel.Schedule(net(), 0.5, count))
-    assert "every is a whole number of at least 1" in said(
-        lambda: aerogel.Schedule(net(), 0.5, 10, every=count)
-    )
+    if count is not None:  # which leaves it to the schedule
+        assert "every is a whole number of at least 1" in said(
+            lambda: aerogel.Schedule(net(), 0.5, 10, every=count)
+        )
 
 
 @pytest.mark.parametrize("state", [{}, {"count": "2"}, {"count": -1}, None, {"count": None}])

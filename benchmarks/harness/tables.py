@@ -108,9 +108,10 @@ def said(report: str) -> str:
     layer in detail."""
     table, details = report.split("\n---\n")
     headline, _, *rows = table.splitlines()
-    rows = rows[: rows.index("")]
-    few = [*rows[: SHOWN + 1], f"... {len(rows) - SHOWN - 3} more layers", *rows[-2:]]
-    return "\n".join(["```", headline, "", *few, "", *details.strip().splitlines(), "```"])
+    end = next(i for i, row in enumerate(rows) if row.startswith("all else"))
+    few = [*rows[: SHOWN + 1], f"... {end - SHOWN - 1} more layers", rows[end]]
+    one = details.split("\n\n")[1].splitlines()
+    return "\n".join(["```", headline, "", *few, "", *one, "```"])
 
 
 def agreement(result: dict[str, Any]) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 
 from aerogel.errors import printable
 from aerogel.ir import Conv, Target
+from aerogel.methods import BASELINE
 from aerogel.report import charts
 from aerogel.report.limits import Limit, limit, rates, target_here
 from aerogel.report.report import LEGEND, Report, spent_us, times_of
@@ -76,7 +77,7 @@ def fragment(report: Report) -> str:
 
 
 def _numbers(report: Report) -> str:
-    sparse = sum(row["method"] != "dense" for row in report.layers)
+    sparse = sum(row["method"] != BASELINE for row in report.layers)
     cards = [("layers on sparse kernels", f"{sparse} of {len(report.layers)}")]
     if report.times:
         ours, theirs = report.times["aerogel"], report.times["torch"]

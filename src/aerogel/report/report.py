@@ -11,7 +11,7 @@ from typing import Any
 
 from aerogel.errors import AerogelError, InvalidArgument, printable
 
-WIDE = 110
+WIDE = 120
 """Columns from which the table has room for problems."""
 _NUMBERS = 56
 """Columns of all but name and problem."""

@@ -124,12 +124,12 @@ def time_layer(
         earlier = [c for c in known if c.method == name]
         most = effort.configs if name != BASELINE else BASELINES
         most = max(1, most // 2) if earlier else most
-        spent = 0.0
+        spent, first = 0.0, len(configs)
         began = time.monotonic()
         for config in islice(dict.fromkeys(chain(earlier, form.configs(conv, backend.target, stats))), most):
             passed = time.monotonic() - began + spent * effort.rounds
-            late = effort.seconds is not None and passed > effort.seconds
-            if late and name != BASELINE and configs:
+            late = effort.seconds is not None and passed > effort.seconds / len(METHODS)
+            if late and name != BASELINE and len(configs) > first:
                 break
             configs.append(config)
             calls.append(backend.candidate(conv, config, weight, x, bias, place))
