@@ -99,7 +99,7 @@ def _runs(results: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
     return runs
 
 
-SHOWN = 6
+SHOWN = 4
 """Layers of the table that the README shows."""
 
 
