@@ -14,6 +14,7 @@ from typing import Any
 
 FOLDER = Path(__file__).parents[2] / "docs" / "_static"
 INKS = {"light": ("#1c2430", "#5b6673"), "dark": ("#e8ecf1", "#a8b3bf")}
+LEGEND = "grey: the fastest of torch, inductor, onnxruntime and OpenVINO, dense; blue: aerogel, pruned"
 PATTERNS = ("resnet50-80", "resnet50-90", "resnet50-95")
 MACHINES = {
     "cpu-avx512+amx_bf16+amx_int8+avx512bf16+avx512fp16+f16c-l1:49152-l2:2097152-l3:314572800": (
@@ -71,6 +72,8 @@ def draw(results: list[dict[str, Any]]) -> None:
             panels = figure.subplots(1, len(machines), sharey=True, squeeze=False)[0]
             for axes, (machine, own) in zip(panels, machines.items(), strict=True):
                 _panel(axes, machine, own, ink, soft)
+            panels[0].invert_yaxis()
+            panels[0].set_xlabel(LEGEND, fontsize=7.5, loc="left")
             out = io.StringIO()
             figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
         text = out.getvalue().replace("<svg ", f"<!-- {shown(results)} -->\n<svg ", 1)
@@ -87,10 +90,6 @@ def _panel(axes: Any, machine: str, own: dict[str, tuple[float, float]], ink: st
         label = f"{ours:.0f} ms, {dense / ours:.1f}x"
         axes.text(ours / dense + 0.01, place + 0.19, label, va="center", fontsize=9, color=ink, weight="bold")
     axes.set_yticks(range(len(own)), [f"{pattern[-2:]} % zeros" for pattern in own])
-    axes.invert_yaxis()
     axes.set_xlim(0, 1.2)
     axes.set_xticks([])
     axes.set_title(f"ResNet-50, fp32, one thread\n{machine}", fontsize=9, loc="left")
-    axes.set_xlabel(
-        "grey: fastest of torch, inductor, onnxruntime, OpenVINO, dense; blue: aerogel", fontsize=6.5
-    )
