@@ -28,8 +28,8 @@ def explain(fast: Compiled, *, layer: str | None = None, verbose: bool = False) 
     """Say what `compile` decided and measured: a table of layers; on demand, why not the others.
 
     Example:
-        >>> print(aerogel.explain(fast))
-        >>> print(aerogel.explain(fast, layer="0"))
+        >>> report = aerogel.explain(fast)
+        >>> text = str(aerogel.explain(fast, layer="0"))    # what was tried there, and why not the others
 
     Args:
         fast: What `compile` or `load` gave.
