@@ -324,7 +324,7 @@ def test_10_a_cache_of_roots_is_read_and_not_written(tmp_path: Path, monkeypatch
 
 def test_11_a_record_that_runs_the_model_in_no_known_way_is_a_miss(tmp_path: Path) -> None:
     model, x = sparse(Skip(), 0.9), torch.randn(1, 3, 20, 20)
-    aerogel.compile(model, x, tune=0.05, store=tmp_path)
+    aerogel.compile(model, x, tune="fast", store=tmp_path)
     (path,) = tmp_path.glob("*/models/*.json")
     good = json.loads(path.read_text())
     names = [c["node"] for c in good["body"]["plan"]["choices"]]
@@ -338,7 +338,7 @@ def test_11_a_record_that_runs_the_model_in_no_known_way_is_a_miss(tmp_path: Pat
             choice["node"] = name
         digest = hashlib.sha256(json.dumps(forged, sort_keys=True).encode()).hexdigest()
         path.write_text(json.dumps({"format": good["format"], "digest": digest, "body": forged}))
-        fast = aerogel.compile(model, x, tune=0.05, store=tmp_path)
+        fast = aerogel.compile(model, x, tune="fast", store=tmp_path)
         assert "from the store" not in str(aerogel.explain(fast)), how
         assert (fast(x) - model(x)).abs().max() < 1e-3
 

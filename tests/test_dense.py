@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 from aerogel.errors import InvalidFile
 from aerogel.ir import Config, Conv, Packed, Stats, host
@@ -83,3 +84,17 @@ def test_a_private_operator_that_fails_gives_way_to_the_plain_one(monkeypatch: p
     wanted = torch.relu(torch.conv2d(x, torch.from_numpy(weight), bias, padding=1) + residual)
     for _ in range(2):
         assert torch.allclose(kernel.call(x, bias, residual), wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize("text", ["n2c1h13w5k7r1s5u1x2p0", "n1c1h9w2k3r5s2u1x3p0", "n1c1h5w3k16r1s3u1x2p0"])
+def test_one_channel_and_one_column(text: str) -> None:
+    """oneDNN reads other pixels there: prepacked is then torch's plain convolution."""
+    conv = Conv.parse(text)
+    rng = np.random.default_rng(0)
+    weight, x = (rng.integers(-3, 4, shape).astype(np.float32) for shape in (conv.weight_shape, conv.x_shape))
+    for config in dense.configs(conv, host(), Stats.of(weight)):
+        layouts = dense.layouts(conv, config, host())
+        call = dense.build(dense.pack(weight, conv, config), conv, config, host(), *layouts)
+        given = torch.from_numpy(x).contiguous(memory_format=torch.channels_last)
+        wanted = F.conv2d(torch.from_numpy(x).double(), torch.from_numpy(weight).double(), None, conv.stride)
+        assert torch.equal(call.call(given, None, None).double(), wanted), config

@@ -93,9 +93,9 @@ def test_other_batches_and_sizes(small: Any, dtype: torch.dtype) -> None:
 @pytest.mark.turns(2)
 def test_timed_compile_in_half_is_close_and_replays(small: Any, tmp_path: Any) -> None:
     x = torch.randn(1, 3, 64, 64)
-    fast = aerogel.compile(small, x, dtype=torch.float16, tune=0.5, store=tmp_path)
+    fast = aerogel.compile(small, x, dtype=torch.float16, tune="fast", store=tmp_path)
     close(small, fast, x)
-    again = aerogel.compile(small, x, dtype=torch.float16, tune=0.5, store=tmp_path)
+    again = aerogel.compile(small, x, dtype=torch.float16, tune="fast", store=tmp_path)
     assert "from the store" in str(aerogel.explain(again))
     replayed = aerogel.compile(small, x, dtype=torch.float16, plan=Plan.from_json(fast.plan.to_json()))
     if str(fast.how) == "graph":

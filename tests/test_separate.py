@@ -110,12 +110,12 @@ def test_the_faster_way_is_taken(
         )
 
     monkeypatch.setattr(whole, "interleaved", timed)
-    fast = aerogel.compile(model, x, tune=0.01, store=tmp_path)
+    fast = aerogel.compile(model, x, tune="fast", store=tmp_path)
     assert fast.plan.image_by_image == apart
     assert "a batch at once 0.9 ms, image by image 0.7 ms" in fast.notes or not apart
     assert all(c.conv.n == 1 for c in fast.plan.choices), "tuned on one image either way"
     right(model, fast, x)
-    again = aerogel.compile(model, x, tune=0.01, store=tmp_path)
+    again = aerogel.compile(model, x, tune="fast", store=tmp_path)
     assert again.plan.image_by_image == apart
     assert "from the store" in str(aerogel.explain(again))
 

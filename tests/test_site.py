@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("sphinx")
 ROOT = Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
-SMALL = {"STEPS": "30", "TUNE": "8"}
+SMALL = {"STEPS": "15", "IMAGES": "500", "TUNE": "6"}
 """Sizes of CI; a reader's are larger."""
 
 

@@ -153,8 +153,8 @@ def _compiled(
         return ours
     progress.begin("timing the whole model", 0.1)
     kept = judged(model, batched(ours, call) if alone else ours, call, asked)
-    complete = all(c.tried for c in kept.plan.choices)  # a budget may have ended before
-    if complete and not asked.samples:  # a record says nothing of what was calibrated
+    if not asked.samples and not search.unfinished(asked.effort, kept.plan.choices):
+        # a record says nothing of what was calibrated
         asked.store.put_model(key, kept.plan, kept.how, kept.notes)
     return kept
 

@@ -68,7 +68,7 @@ def tuned(
     else:
         network, choices, notes = _halved(network, inputs, asked, real, progress)
     shapes = network.shapes(inputs)
-    if asked.effort is not None and all(c.tried for c in choices):
+    if asked.effort is not None and not search.unfinished(asked.effort, choices):
         progress.begin("choosing layouts")
         choices = assigned(backend, network.graph, shapes, choices)
         progress.begin("timing configurations in the running network", 0.35)

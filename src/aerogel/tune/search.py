@@ -338,9 +338,16 @@ def pitched(
     return [choices[best[choices[0].conv.out]] for choices in zip(*plans, strict=True)]
 
 
+BY_RULE = "by rule, not timed"
+"""The reason of a choice that nothing was timed for."""
 RULE = 0.7
 """Without timing, a sparse method takes a layer from this share of zeros on: below it dense usually wins."""
 TOO_FEW = f"too few zeros: without timing a sparse method takes a layer from {RULE:.0%} on"
+
+
+def unfinished(effort: Effort, choices: Iterable[Choice]) -> bool:
+    """Whether a budget ended before every layer was timed."""
+    return effort.until is not None and any(c.reason == BY_RULE for c in choices)
 
 
 def rule(backend: Backend, conv: Conv, weight: Array, names: Iterable[str]) -> Choice:
@@ -362,6 +369,6 @@ def rule(backend: Backend, conv: Conv, weight: Array, names: Iterable[str]) -> C
         conv=conv,
         config=next(backend.form(name).configs(conv, backend.target, stats)),
         sparsity=stats.sparsity,
-        reason="by rule, not timed",
+        reason=BY_RULE,
         refused=tuple(Refusal(name, why) for name, why in refused.items()),
     )

@@ -87,7 +87,7 @@ def build(
     if _features(conv):
         return LibraryCall(reads, writes, _linear(weight, conv))
     call = _plain(weight, conv, config)
-    if config["prepacked"]:
+    if config["prepacked"] and not _misread(conv):
         call = _or_else(lambda: _prepacked(weight, conv), call)
     return LibraryCall(reads, writes, call)
 
@@ -138,6 +138,12 @@ def _linear(weight: torch.Tensor, conv: Conv) -> Call:
 def _features(conv: Conv) -> bool:
     """Whether this is a Linear: one pixel, one tap, every channel read by every filter."""
     return (conv.size, conv.r, conv.s, conv.groups, conv.pad) == ((1, 1), 1, 1, 1, (0, 0, 0, 0))
+
+
+def _misread(conv: Conv) -> bool:
+    """oneDNN under torch 2.13 reads the wrong pixels, outside the image too, of one channel in channels_last
+    whose output is one pixel wide, with a stride across columns and none across rows."""
+    return conv.c == 1 and conv.out[1] == 1 and conv.stride[1] > 1 and conv.stride[0] == 1
 
 
 def _prepacked(weight: torch.Tensor, conv: Conv) -> Call:
