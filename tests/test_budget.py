@@ -15,6 +15,7 @@ import aerogel
 from aerogel.tune import choose, search
 from aerogel.tune.search import Effort, effort
 from aerogel.zoo.models import prune
+from tests.test_onnx import exported
 
 X = torch.randn(1, 16, 28, 28)
 
@@ -50,6 +51,24 @@ def test_layers_share_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "monotonic", lambda: 140.0)
     assert budget.for_layer(0).seconds == 0
     assert Effort(3, 9).for_layer(5) == Effort(3, 9), "without a budget there is none"
+
+
+def test_sizes_share_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "monotonic", lambda: 100.0)
+    budget = effort(30)
+    assert budget is not None
+    assert budget.shared(2).left() == pytest.approx(10), "one of three"
+    assert budget.shared(0).left() == pytest.approx(30), "the last has all of it"
+    assert Effort(3, 9).shared(5) == Effort(3, 9), "without a budget there is none"
+
+
+def test_every_size_of_a_list_has_its_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = exported(net(1), tmp_path / "m.onnx", *X.shape)
+    given: list[float] = []
+    shared = Effort.shared
+    monkeypatch.setattr(Effort, "shared", lambda self, others: given.append(others) or shared(self, others))
+    aerogel.compile(file, tune=1.0, shapes=[{"input": (n, *X.shape[1:])} for n in (1, 2, 4)], store=tmp_path)
+    assert given == [2, 1, 0]
 
 
 class Slow:

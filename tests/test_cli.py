@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,53 @@ def test_compile_explain_and_bench_a_module(built: str, tmp_path: Path) -> None:
         app, ["bench", built, "--rounds", "3", "--tune", "off", "--against", "torch,onnxruntime", *shape]
     )
     assert "absent: onnxruntime" in absent.stdout
+
+
+def test_report_writes_a_page(built: str, tmp_path: Path) -> None:
+    how = [built, "--shape", "x=1x3x24x24", "--tune", "off", "--quiet"]
+    done = run(app, ["report", *how, "-o", "r.html"])
+    assert done.exit_code == 0, done.output
+    assert done.stdout.startswith("r.html, ")
+    assert "<title>" in (tmp_path / "r.html").read_text()
+    assert json.loads(run(app, ["report", *how, "-o", "r.html", "--json"]).stdout)["file"] == "r.html"
+    wrong = run(app, ["report", *how, "-o", "r.pdf"])
+    assert wrong.exit_code == 2
+    assert "-o is an .html file" in wrong.output
+
+
+def test_verbose_says_why_not_the_others(built: str) -> None:
+    how = ["explain", built, "--shape", "x=1x3x24x24", "--sparsity", "0.9", "--quiet"]
+    short, long = (run(app, [*how, *more]).stdout for more in ([], ["--verbose"]))
+    assert "not dense" not in short
+    assert re.search(r"not (dense|direct|tilewise)", long)
+    assert short.splitlines()[0].split("x")[0] == long.splitlines()[0].split("x")[0], (
+        "the second by the store"
+    )
+
+
+def test_bench_of_the_zoo_draws_its_bars(built: str, tmp_path: Path) -> None:
+    how = [
+        "bench",
+        "--zoo",
+        "signal",
+        "--sparsity",
+        "0.9",
+        "--threads",
+        "1",
+        "--tune",
+        "off",
+        "--rounds",
+        "2",
+    ]
+    done = run(app, [*how, "--plot", "bars.svg", "--quiet"])
+    assert done.exit_code == 0, done.output
+    assert "1 thread\n" in done.stdout.replace(" \n", "\n") or "1 thread " in done.stdout
+    assert "seeded" in done.stdout
+    assert "signal" in (tmp_path / "bars.svg").read_text()
+    unknown = run(app, ["bench", "--zoo", "resnet5000"])
+    assert unknown.exit_code != 0
+    assert "resnet50" in unknown.output, "the names there are"
+    assert run(app, ["bench", built, "--zoo", "signal"]).exit_code == 2
 
 
 def test_weights_from_a_file(built: str, tmp_path: Path) -> None:

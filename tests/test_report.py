@@ -146,6 +146,18 @@ def test_mistakes_are_sentences(tmp_path: Path) -> None:
         report().save(tmp_path / "none" / "report.html")
 
 
+def test_where_torch_runs_the_model_its_page_says_so(tmp_path: Path) -> None:
+    made = report(row("stem"))
+    for by, card, parts in (
+        ("graph", "times as fast as torch", True),
+        ("torch", "nothing was faster", False),
+    ):
+        replace(made, by=by).save(tmp_path / "page.html")
+        page = (tmp_path / "page.html").read_text()
+        assert card in page
+        assert ("Where the time goes" in page) == parts, "the kernels' shares are of a run there was not"
+
+
 def test_thousands_of_layers_fit(tmp_path: Path) -> None:
     rows = [row(f"stage{i}.block.conv", us=10.0 + i % 7) for i in range(2000)]
     assert report(*rows).save(tmp_path / "report.html").stat().st_size < 10e6

@@ -12,6 +12,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from aerogel.report.charts import DENSE, SPARSE
+
 FOLDER = Path(__file__).parents[2] / "docs" / "_static"
 INKS = {"light": ("#1c2430", "#5b6673"), "dark": ("#e8ecf1", "#a8b3bf")}
 LEGEND = "grey: the fastest of torch, inductor, onnxruntime and OpenVINO, dense; blue: aerogel, pruned"
@@ -84,8 +86,8 @@ def _panel(axes: Any, machine: str, own: dict[str, tuple[float, float]], ink: st
     axes.patch.set_alpha(0)
     axes.spines[:].set_visible(False)
     for place, (dense, ours) in enumerate(own.values()):
-        axes.barh(place - 0.19, 1.0, 0.34, color="#9aa4ae")
-        axes.barh(place + 0.19, ours / dense, 0.34, color="#2f7ed8")
+        axes.barh(place - 0.19, 1.0, 0.34, color=DENSE)
+        axes.barh(place + 0.19, ours / dense, 0.34, color=SPARSE)
         axes.text(1.01, place - 0.19, f"{dense:.0f} ms", va="center", fontsize=8, color=soft)
         label = f"{ours:.0f} ms, {dense / ours:.1f}x"
         axes.text(ours / dense + 0.01, place + 0.19, label, va="center", fontsize=9, color=ink, weight="bold")

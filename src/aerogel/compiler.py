@@ -113,9 +113,12 @@ def compile(
     asked = Asked(tune, search.effort(tune), wanted, backend, Store(store, backend), stored_as, samples)
     with torch.random.fork_rng(devices=[]), shown(progress) as line:
         if isinstance(model, str | Path):
-            points = points_of(shapes)
+            points, found = points_of(shapes), list[Compiled]()
             line.split(len(points))
-            return together([_from_onnx(model, call, point, plan, asked, line) for point in points])
+            for left, point in zip(range(len(points) - 1, -1, -1), points, strict=True):
+                own = asked if asked.effort is None else replace(asked, effort=asked.effort.shared(left))
+                found.append(_from_onnx(model, call, point, plan, own, line))
+            return together(found)
         if shapes is not None:
             raise InvalidArgument(
                 "shapes names the inputs of an ONNX file; a module takes an example: compile(model, (x,))"

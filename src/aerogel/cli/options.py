@@ -6,7 +6,7 @@ import math
 import os
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -14,14 +14,11 @@ from aerogel.errors import AerogelError, printable
 from aerogel.ir import MOST_THREADS
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
-Model = Annotated[
-    str,
-    typer.Argument(help="model.onnx, model.aero, package.module:build, or model.pt2 with --trust-pickle."),
-]
-OptionalModel = Annotated[
-    str | None,
-    typer.Argument(help="model.onnx, model.aero, package.module:build, or model.pt2 with --trust-pickle."),
-]
+_MODEL = typer.Argument(
+    help="model.onnx, model.aero, package.module:build, or model.pt2 with --trust-pickle."
+)
+Model = Annotated[str, _MODEL]
+OptionalModel = Annotated[str | None, _MODEL]
 Zoo = Annotated[
     str | None,
     typer.Option("--zoo", help="In a model's place: an architecture with seeded weights, such as resnet50."),
@@ -63,15 +60,11 @@ Sparsity = Annotated[
 Batch = Annotated[int | None, typer.Option(min=1, help="Batch to tune for.")]
 
 
-def half(dtype: str | None) -> Any:
-    """torch's own of a precision's name."""
-    if dtype is None:
-        return None
-    if dtype not in ("float16", "bfloat16"):
+def half(dtype: str | None) -> str | None:
+    """The name of a precision."""
+    if dtype not in (None, "float16", "bfloat16"):
         raise typer.BadParameter(f"--dtype is float16 or bfloat16, not '{printable(dtype)}'")
-    import torch
-
-    return getattr(torch, dtype)
+    return dtype
 
 
 def effort(tune: str | None) -> str | float | None:

@@ -95,7 +95,8 @@ def bench(
 def _printed(name: str, results: dict[str, Any], seeded: bool) -> None:
     """A table for each batch, with a bar for each time."""
     for size, result in results.items():
-        title = Text(printable(f"{name}, batch {size}, {result['threads']} threads"))
+        threads = f"{result['threads']} thread{'s' if result['threads'] > 1 else ''}"
+        title = Text(printable(f"{name}, batch {size}, {threads}"))
         table = Table(title=title, padding=(0, 2, 0, 0), box=None)
         for heading in ("", "min ms", "p50 ms", "over aerogel"):
             table.add_column(heading, justify="right", no_wrap=True)
@@ -117,6 +118,8 @@ def _drawn(name: str, results: dict[str, Any], plot: Path) -> None:
     """The same as bars of a picture."""
     from matplotlib.figure import Figure
 
+    from aerogel.report.charts import DENSE, SPARSE
+
     count = sum(len(result["ms"]) for result in results.values())
     figure = Figure(figsize=(7, 1.2 + 0.35 * count), layout="constrained")
     axes = figure.subplots()
@@ -124,7 +127,7 @@ def _drawn(name: str, results: dict[str, Any], plot: Path) -> None:
     for size, result in results.items():
         for opponent, ms in result["ms"].items():
             place = len(labels)
-            colour = "#2f7ed8" if opponent == "aerogel" else "#9aa4ae"
+            colour = SPARSE if opponent == "aerogel" else DENSE
             axes.barh(place, ms["p50"], color=colour)
             over = f"  {result['ratio'][opponent]:.2f}x" if opponent in result["ratio"] else ""
             axes.text(ms["p50"], place, f" {ms['p50']:.1f} ms{over}", va="center", fontsize=8)

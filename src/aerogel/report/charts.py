@@ -17,13 +17,14 @@ from typing import Any
 from aerogel.errors import printable
 from aerogel.methods import METHODS
 from aerogel.report.limits import Limit, Rates
-from aerogel.report.report import short, spent_us
+from aerogel.report.report import shortened, spent_us
 
 Row = Mapping[str, Any]
 INK = "#010203"
 """Stands for the page's own text colour."""
-DENSE = "#9aa4ae"
-COLOURS = ("#9aa4ae", "#2f7ed8", "#e08214", "#2ca25f", "#a05fbf", "#d1495b", "#6b8e23")
+DENSE, SPARSE = "#9aa4ae", "#2f7ed8"
+"""Of bars: a dense library's, and aerogel's."""
+COLOURS = (DENSE, SPARSE, "#e08214", "#2ca25f", "#a05fbf", "#d1495b", "#6b8e23")
 NAMED = 60
 """Layers up to which bars have names."""
 ROOF = {"fma": "multiply-adds", "l2": "second cache", "l3": "third cache"}
@@ -179,5 +180,5 @@ def _named(axes: Any, rows: Sequence[Row]) -> None:
     if len(rows) > NAMED:
         axes.set_xlabel("layer, in the order of the table")
         return
-    names = [short(printable(row["layer"]), 22) for row in rows]
+    names = [shortened(printable(row["layer"]), 22) for row in rows]
     axes.set_xticks(range(len(rows)), names, rotation=90, fontsize=7)

@@ -66,6 +66,7 @@ def explain(fast: Compiled, *, layer: str | None = None, verbose: bool = False) 
         times=_milliseconds(fast) if len(points) == 1 else {},
         memory=_bytes(points),
         machine=_machine(fast),
+        by=fast.how.by,
         verbose=verbose or layer is not None,
     )
 

@@ -19,7 +19,7 @@ from aerogel.ir import Conv, Target
 from aerogel.methods import BASELINE
 from aerogel.report import charts
 from aerogel.report.limits import Limit, limit, rates, target_here
-from aerogel.report.report import LEGEND, Report, spent_us, times_of
+from aerogel.report.report import LEGEND, Report, spent_us, times_of, whole_us
 
 COLUMNS = (  # heading, class
     ("layer", "name"),
@@ -79,7 +79,9 @@ def fragment(report: Report) -> str:
 def _numbers(report: Report) -> str:
     sparse = sum(row["method"] != BASELINE for row in report.layers)
     cards = [("layers on sparse kernels", f"{sparse} of {len(report.layers)}")]
-    if report.times:
+    if report.by == "torch":
+        cards = [("runs the model: nothing was faster", "torch")]
+    elif report.times:
         ours, theirs = report.times["aerogel"], report.times["torch"]
         cards = [
             ("times as fast as torch", f"{theirs / ours:.2f}x"),
@@ -108,15 +110,13 @@ def _figures(report: Report, found: list[Limit] | None, why: str) -> list[str]:
         return ['<p class="soft">Charts need matplotlib: <code>pip install aerogel[plot]</code>.</p>']
     drawn = []
     if timed:
-        whole = report.times.get("aerogel", 0.0)
-        drawn += [
-            _figure("Time by layer", charts.by_layer(timed), "Grey: the fastest dense kernel, alone."),
-            _figure(
-                "Where the time goes",
-                charts.by_method(timed, whole),
-                "Everything else: copies, pooling, what torch runs, and the call itself.",
-            ),
-        ]
+        drawn.append(
+            _figure("Time by layer", charts.by_layer(timed), "Grey: the fastest dense kernel, alone.")
+        )
+    if timed and report.by != "torch":
+        words = "Everything else: copies, pooling, what torch runs, and the call itself."
+        drawing = charts.by_method(timed, report.times.get("aerogel", 0.0))
+        drawn.append(_figure("Where the time goes", drawing, words))
     if found is None:
         drawn.append(f'<h2>Share of the machine\'s limit</h2><p class="soft">Not drawn: {_text(why)}.</p>')
     else:
@@ -143,7 +143,7 @@ def _table(report: Report, found: Sequence[Limit] | None) -> str:
     )
     longest = max((row["dense_us"] or 0.0 for row in report.layers), default=0.0)
     longest = max([longest, *(spent_us(row) or 0.0 for row in report.layers)])
-    whole = _whole_us(report)
+    whole = whole_us(report.layers, report.times.get("aerogel"))
     body = "".join(
         _row(row, None if found is None else found[i], whole, longest) for i, row in enumerate(report.layers)
     )
@@ -161,11 +161,6 @@ def _table(report: Report, found: Sequence[Limit] | None) -> str:
             f"<thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table></div>",
         ]
     )
-
-
-def _whole_us(report: Report) -> float:
-    inside = sum(spent_us(row) or 0.0 for row in report.layers)
-    return max(inside, 1e3 * report.times.get("aerogel", 0.0), 1e-9)
 
 
 def _row(row: dict[str, Any], found: Limit | None, whole: float, longest: float) -> str:
@@ -209,7 +204,7 @@ def _why(row: dict[str, Any], hidden: bool = False) -> str:
 
 def _plain(report: Report) -> str:
     """The table of a notebook."""
-    whole = _whole_us(report)
+    whole = whole_us(report.layers, report.times.get("aerogel"))
     head = "".join(f"<th>{_text(name)}</th>" for name, _ in COLUMNS[:8])
     body = []
     for row in report.layers:

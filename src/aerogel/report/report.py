@@ -38,9 +38,11 @@ class Report:
     times: Mapping[str, float] = field(default_factory=dict)
     """Milliseconds of the whole model: `aerogel`, `torch`; nothing where it was not timed."""
     memory: Mapping[str, float] = field(default_factory=dict)
-    """Bytes: dense weights, packed weights, workspaces held now."""
+    """Bytes, counted: weights dense, their nonzeros with positions, workspaces held now."""
     machine: Mapping[str, str] = field(default_factory=dict)
     """Where it was measured, and the versions that did."""
+    by: str = "graph"
+    """Who runs the model: "graph" (these choices), "parts" (torch, with parts compiled) or "torch"."""
     verbose: bool = False
 
     def __repr__(self) -> str:
@@ -96,12 +98,18 @@ def spent_us(row: Mapping[str, Any]) -> float | None:
     return alone if inside is None else inside
 
 
+def whole_us(rows: Sequence[Mapping[str, Any]], whole_ms: float | None) -> float:
+    """Of which layers have their shares: the model's time, or that of its layers where it was not timed."""
+    inside = sum(spent_us(row) or 0.0 for row in rows)
+    return max(inside, 1e3 * (whole_ms or 0.0), 1e-9)
+
+
 def summary(rows: Sequence[Mapping[str, Any]], whole_ms: float | None, width: int) -> list[str]:
     """The table: a line for each layer, with its problem where there is room."""
     if not rows:
         return []
     total = sum(spent_us(row) or 0.0 for row in rows)
-    whole = max(total, 1e3 * (whole_ms or 0.0))
+    whole = whole_us(rows, whole_ms)
     wide = width >= WIDE
     longest = max(len(printable(row["layer"])) for row in rows)
     problem = max(len(row["conv"]) for row in rows) if wide else 0
@@ -111,7 +119,7 @@ def summary(rows: Sequence[Mapping[str, Any]], whole_ms: float | None, width: in
     lines = ["  ".join([*head, "zeros", f"{'method':10}", " time, us", "dense, us", "     x", "share"])]
     for row in rows:
         spent, dense = spent_us(row), row["dense_us"]
-        cells = [f"{short(printable(row['layer']), name):{name}}"]
+        cells = [f"{shortened(printable(row['layer']), name):{name}}"]
         cells += [f"{row['conv']:{problem}}"] if wide else []
         cells += [f"{row['sparsity']:5.0%}", f"{row['method']:10}"]
         cells += [_number(spent), _number(dense)]
@@ -129,7 +137,7 @@ def _number(us: float | None) -> str:
     return f"{'':9}" if us is None else f"{us:9.0f}"
 
 
-def short(name: str, most: int) -> str:
+def shortened(name: str, most: int) -> str:
     """A name whose end, which tells layers apart, stays."""
     return name if len(name) <= most else "…" + name[-(most - 1) :]
 

@@ -66,6 +66,12 @@ class Effort:
         """Seconds until all must be over."""
         return math.inf if self.until is None else self.until - time.monotonic()
 
+    def shared(self, others: int) -> Effort:
+        """This effort for one model of as many more: an even part of the time that is left."""
+        if self.until is None:
+            return self
+        return replace(self, until=time.monotonic() + self.left() / (1 + others))
+
     def for_layer(self, others: int) -> Effort:
         """This effort for one layer of as many more: an even part of what the layers may take."""
         if self.until is None:
