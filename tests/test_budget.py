@@ -64,9 +64,14 @@ def test_sizes_share_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_size_of_a_list_has_its_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = exported(net(1), tmp_path / "m.onnx", *X.shape)
-    given: list[float] = []
+    given: list[int] = []
     shared = Effort.shared
-    monkeypatch.setattr(Effort, "shared", lambda self, others: given.append(others) or shared(self, others))
+
+    def noted(self: Effort, others: int) -> Effort:
+        given.append(others)
+        return shared(self, others)
+
+    monkeypatch.setattr(Effort, "shared", noted)
     aerogel.compile(file, tune=1.0, shapes=[{"input": (n, *X.shape[1:])} for n in (1, 2, 4)], store=tmp_path)
     assert given == [2, 1, 0]
 

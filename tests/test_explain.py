@@ -189,7 +189,8 @@ def test_names_of_layers_are_shown_and_not_obeyed() -> None:
     assert tags(report) <= TAGS
 
 
-def test_every_field_is_escaped() -> None:
+def test_every_field_is_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     row = {
         "layer": HOSTILE,
         "conv": HOSTILE,
