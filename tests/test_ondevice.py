@@ -76,7 +76,7 @@ def test_a_layer_that_skips_zeros_goes_back_to_torch_when_there_are_none() -> No
     first, last = network.convs()
     conv, idle = first.conv.at(1, 12, 12) if first.conv else None, Idle(75, 75, 75)
     assert conv is not None
-    weight = network.arrays[first.conv_inputs()[1]]
+    weight = network.weight(first).array
     config = next(actsparse.configs(conv, TARGET, Stats.of(weight, idle)))
     theirs = Config.make("dense", channels_last=0)
     timing = Timing(1.0, 1.0, 1.0, 1)

@@ -81,7 +81,7 @@ def test_zeros_are_left_out(tmp_path: Path) -> None:
     model = sparse(nn.Sequential(nn.Conv2d(64, 256, 3), nn.ReLU(), nn.Conv2d(256, 256, 3)))
     aerogel.save(aerogel.compile(model, torch.randn(1, 64, 12, 12), tune="off"), tmp_path / "m.aero")
     whole = sum(v.nbytes for v in model.state_dict().values())
-    assert (tmp_path / "m.aero").stat().st_size < 0.15 * whole
+    assert (tmp_path / "m.aero").stat().st_size < 0.3 * whole, "as they were, and as kernels read them"
 
 
 def test_parts_have_no_file(tmp_path: Path) -> None:
@@ -106,13 +106,15 @@ def test_another_kind_of_cpu_chooses_by_rule(small: Any, tmp_path: Path) -> None
 def test_a_graph_that_makes_no_sense_is_refused(small: Any, tmp_path: Path) -> None:
     aerogel.save(aerogel.compile(small, torch.randn(1, 3, 64, 64), tune="off"), tmp_path / "m.aero")
     texts, arrays = container.from_bytes((tmp_path / "m.aero").read_bytes())
-    graph = json.loads(texts["graph"])
-    pool = next(n for n in graph["nodes"] if "pool" in n["op"] or "relu" in n["op"])
-    pool["op"] = "aten.mm.default"
-    pool["args"] = pool["args"][:1] * 2
-    (tmp_path / "m.aero").write_bytes(container.to_bytes(texts | {"graph": json.dumps(graph)}, arrays))
-    with pytest.raises(InvalidFile, match=f"'{pool['name']}' does not run on the file's own example"):
-        aerogel.load(tmp_path / "m.aero")
+    for part in ("network", "graph"):
+        graph = json.loads(texts[part])
+        pool = next(n for n in graph["nodes"] if "pool" in n["op"] or "relu" in n["op"])
+        pool["op"] = "aten.mm.default"
+        pool["args"] = pool["args"][:1] * 2
+        (tmp_path / "m.aero").write_bytes(container.to_bytes(texts | {part: json.dumps(graph)}, arrays))
+        with pytest.raises(InvalidFile, match=f"'{pool['name']}' does not run on the file's own example"):
+            # the model as it was captured is looked at when it is first asked for
+            aerogel.load(tmp_path / "m.aero").original  # noqa: B018
 
 
 def test_loading_can_measure_again(small: Any, tmp_path: Path) -> None:

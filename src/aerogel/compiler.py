@@ -175,7 +175,7 @@ def _fit(network: Network, asked: Asked) -> None:
 
 def _known(model: Any, network: Network, call: Call, asked: Asked) -> tuple[str, Known | None]:
     """The model's key in the store, and its record if there is one that can be replayed."""
-    weights = [network.arrays[n.conv_inputs()[1]] for n in network.convs()]
+    weights = [network.weight(n).array for n in network.convs()]
     sizes = [tuple(v.shape) for v in network.captured.flat(*call) if hasattr(v, "shape")]
     key = model_key(network.graph.to_json(), weights, sizes, (asked.tune, asked.names, asked.dtype))
     if asked.effort is None or asked.samples:
@@ -243,8 +243,8 @@ def checked(plan: Plan, network: Network, asked: Asked) -> Plan:
                 f"the plan has a layer '{choice.layer}' ({choice.conv}) that this model has not. "
                 "Compile again."
             )
-    weights = [network.arrays[convs[choice.node].conv_inputs()[1]] for choice in plan.choices]
-    if (wrong := not_offered(plan.choices, weights, asked.backend, plan.target)) is not None:
+    stats = [network.stats(convs[choice.node]) for choice in plan.choices]
+    if (wrong := not_offered(plan.choices, stats, asked.backend, plan.target)) is not None:
         raise PlanMismatch(
             f"'{wrong.config}' is no configuration for '{wrong.layer}' on {plan.target}. Compile again."
         )

@@ -9,8 +9,10 @@ the one before, and no link is followed on it.
 from __future__ import annotations
 
 import atexit
+import errno
 import hashlib
 import logging
+import mmap
 import os
 import secrets
 import shutil
@@ -20,6 +22,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
 
 log = logging.getLogger("aerogel")
 _said: set[str] = set()
@@ -139,6 +144,44 @@ def read_small(path: Path, most: int) -> bytes:
         if not stat.S_ISREG(found.st_mode) or found.st_size > most:
             raise PermissionError(f"{path.name} is no file of up to {most} bytes")
         return file.read(most)
+
+
+def mapped(path: Path) -> Any:
+    """A file's bytes. Where nobody else could have written it, a read-only mapping, whose pages the processes
+    of a machine share; else a copy, which no later change reaches. Raises OSError."""
+    real = Path(os.path.realpath(path))
+    opened = os.open(real, _READ | os.O_NONBLOCK)
+    with open(opened, "rb") as file:
+        found = os.fstat(opened)
+        if not stat.S_ISREG(found.st_mode):
+            raise PermissionError(errno.EPERM, "it is no file")
+        try:
+            with _own(real.parent) as folder:
+                _trusted(found, real, last=True)
+                same = os.stat(real.name, dir_fd=folder, follow_symlinks=False)
+            if found.st_size and (same.st_dev, same.st_ino) == (found.st_dev, found.st_ino):
+                return mmap.mmap(opened, 0, access=mmap.ACCESS_READ)
+        except OSError as why:
+            log.info("%s is read into memory, not mapped: %s", path, why)
+        return aligned(file, found.st_size)
+
+
+def aligned(source: BinaryIO, size: int) -> Any:
+    """So many bytes of a file, in memory that begins where a cache line does. An OSError where there are
+    fewer."""
+    room = np.empty(size + 64, np.uint8)
+    first = -room.ctypes.data % 64
+    held = room[first : first + size]
+    if source.readinto(memoryview(held)) != size:  # type: ignore[attr-defined]
+        raise OSError(errno.EIO, "it became shorter while it was read")
+    held.flags.writeable = False
+    return held
+
+
+def settled(content: Any) -> None:
+    """Of a mapping that was read through once, only what is read again counts as this process's."""
+    if isinstance(content, mmap.mmap):
+        content.madvise(mmap.MADV_DONTNEED)
 
 
 def write_whole(path: Path, content: bytes) -> None:

@@ -29,7 +29,7 @@ class Captured:
     """
 
     graph: Graph
-    constants: dict[str, torch.Tensor]
+    constants: Mapping[str, torch.Tensor]
     in_spec: Any
     out_spec: Any
     shapes: dict[str, tuple[int | str, ...]]

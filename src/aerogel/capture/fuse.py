@@ -7,6 +7,7 @@ Everything is decided by use counts: a value is absorbed only where nothing else
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -49,7 +50,7 @@ def random(node: Node) -> bool:
 
 
 def fuse(
-    graph: Graph, constants: dict[str, torch.Tensor], shapes: Shapes, types: Types
+    graph: Graph, constants: Mapping[str, torch.Tensor], shapes: Shapes, types: Types
 ) -> tuple[Graph, dict[str, torch.Tensor], dict[str, str]]:
     """The fused graph, its constants, and for each convolution left to torch the reason in words."""
     work = _Fuse(graph, dict(constants), shapes, types)

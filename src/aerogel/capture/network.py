@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
@@ -11,15 +11,17 @@ from aerogel.capture import interpret
 from aerogel.capture.alias import lent
 from aerogel.capture.captured import Captured
 from aerogel.capture.half import Half, halved
-from aerogel.capture.sizes import computed
+from aerogel.capture.sizes import blank, computed
 from aerogel.ir import Array, Graph, Node, Plan, Ref, Stats, Weight
-from aerogel.ir.tensors import DTYPE_NAMES, from_torch
+from aerogel.ir.tensors import DTYPE_NAMES, from_torch, to_torch
 
 
 class Network:
     """A fused graph with its constants, runnable under any choices. Holds no workspace itself.
 
-    `like` is a network whose weights are these: where it has the same graph, they are shared.
+    Weights of convolutions are held once, in `weights`; `constants` has them over the same memory, and where
+    they were let go without any (`real` gives them back). `like` is a network whose weights are these: where
+    it has the same graph, they are shared.
     """
 
     def __init__(
@@ -29,28 +31,46 @@ class Network:
         constants: dict[str, torch.Tensor],
         half: Half | None = None,
         like: Network | None = None,
+        weights: Mapping[str, Weight] | None = None,
     ) -> None:
-        self.captured, self.graph, self.constants, self.half = captured, graph, constants, half
+        """`weights` are those that are there already, as from a file; `constants` has none of them."""
+        self.captured, self.graph, self.half = captured, graph, half
         self.stored: dict[str, str] = {}
         self._sized: tuple[Any, dict[str, tuple[int, ...]]] | None = None
         self._lent = lent(graph)
-        # copies: torch moves a tensor's memory when it is sent to another process
-        self.arrays: dict[str, Array] = {}
-        self.weights: dict[str, Weight] = {}
+        self.constants: dict[str, torch.Tensor] = dict(constants)
+        self.biases: dict[str, Array] = {}
+        self.weights: dict[str, Weight] = dict(weights or {})
         if like is not None and like.graph == graph:
-            self.constants, self.arrays, self.weights = like.constants, like.arrays, like.weights
+            self.constants, self.biases, self.weights = like.constants, like.biases, like.weights
             return
         for node in self.convs():
             _, weight, bias, _ = node.conv_inputs()
-            # pruning leaves minus zeros, which as bits of bf16 are none
-            self.arrays[weight] = from_torch(constants[weight] + 0)
-            self.weights[weight] = Weight(self.arrays[weight])
+            if weight not in self.weights:
+                # a copy: torch moves a tensor's memory when it is sent to another process. Pruning leaves
+                # minus zeros, which as bits of bf16 are none
+                array = from_torch(constants[weight] + 0)
+                self.weights[weight] = Weight(array)
+                self.constants[weight] = to_torch(array, DTYPE_NAMES[constants[weight].dtype])
             if bias is not None:
-                self.arrays[bias] = constants[bias].float().numpy().copy()
+                self.biases[bias] = constants[bias].float().numpy().copy()
+
+    def let_go(self, name: str, unpack: Callable[[], Array]) -> None:
+        """Keep no dense copy of a weight that kernels hold as it was packed; `unpack` gives it."""
+        self.weights[name].let_go(unpack)
+        self.constants[name] = blank(self.constants[name])
+
+    def real(self, names: Collection[str] | None = None) -> dict[str, torch.Tensor]:
+        """Constants with their numbers, all or those named."""
+        return {
+            name: to_torch(self.weights[name].array, DTYPE_NAMES[value.dtype]) if value.is_meta else value
+            for name, value in self.constants.items()
+            if names is None or name in names
+        }
 
     def halved(self, half: Half, like: Network | None = None) -> Network:
         """The same network in half precision."""
-        return Network(self.captured, *halved(self.graph, self.constants, half), half, like)
+        return Network(self.captured, *halved(self.graph, self.real(), half), half, like)
 
     def fixed(self) -> Network:
         """The same network, for calls of the example's sizes only."""
@@ -75,7 +95,7 @@ class Network:
     def values(self, inputs: list[Any]) -> dict[str, torch.Tensor]:
         """Every tensor of the graph for these inputs, computed by torch."""
         with torch.no_grad():
-            values = interpret.run(self.graph, self.constants, inputs)
+            values = interpret.run(self.graph, self.real(), inputs)
         return {name: v for name, v in values.items() if isinstance(v, torch.Tensor)}
 
     def shapes(self, inputs: list[Any]) -> dict[str, tuple[int, ...]]:

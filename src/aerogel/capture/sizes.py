@@ -92,8 +92,8 @@ def computed(
 def _computed(
     graph: Graph, constants: Mapping[str, torch.Tensor], inputs: list[Any], budget: Budget | None
 ) -> dict[str, torch.Tensor] | None:
-    values: dict[str, Any] = {name: _without(value) for name, value in constants.items()}
-    values |= {name: _without(value) for name, value in zip(graph.inputs, inputs, strict=True)}
+    values: dict[str, Any] = {name: blank(value) for name, value in constants.items()}
+    values |= {name: blank(value) for name, value in zip(graph.inputs, inputs, strict=True)}
     if budget is not None:
         interpret.fits("the example", list(values.values()))
     with torch.no_grad():
@@ -126,7 +126,8 @@ def understood(
         raise InvalidFile(f"the graph does not run on the file's own example: {said}") from None
 
 
-def _without(value: Any) -> Any:
+def blank(value: Any) -> Any:
+    """A tensor of the same shape and type without memory; any other value as it is."""
     return (
         torch.empty(value.shape, dtype=value.dtype, device=META) if isinstance(value, torch.Tensor) else value
     )
@@ -134,7 +135,7 @@ def _without(value: Any) -> Any:
 
 def _given(node: Node, values: Mapping[str, Any], constants: Mapping[str, torch.Tensor]) -> Any:
     try:
-        return _blank(node, values, constants)
+        return _sized(node, values, constants)
     except AerogelError:
         raise
     except NotImplementedError:  # torch says no size without data
@@ -144,7 +145,7 @@ def _given(node: Node, values: Mapping[str, Any], constants: Mapping[str, torch.
         raise ShapeError(f"node '{node.name}' does not run on these sizes: {said}") from why
 
 
-def _blank(node: Node, values: Mapping[str, Any], constants: Mapping[str, torch.Tensor]) -> Any:
+def _sized(node: Node, values: Mapping[str, Any], constants: Mapping[str, torch.Tensor]) -> Any:
     """What a node gives, without memory."""
     if any(isinstance(values[name], Unknown) for name in node.inputs):
         return Unknown()

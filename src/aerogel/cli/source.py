@@ -227,7 +227,7 @@ def pruned(model: torch.nn.Module, sparsity: float, pattern: str = "unstructured
     ).items():
         found[name].data = found[name].data * kept
     if isinstance(model, GraphModel):
-        model.captured.constants.update(model.constants())
+        model.captured = model.now()
     return model
 
 

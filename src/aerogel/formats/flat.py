@@ -5,7 +5,8 @@ what tiles leave over.
     row     [2, 0, 3, 1, | 1, 3, ...    for each group and block of channels: filters, the longest row first,
                                      or as they are numbered
     start   [0, 5, 9, 11, 12, | ...     where the nonzeros of that row begin
-    position [...]                   (c * R + r) * S + s within the filter's own channels
+    position [...]                   (c * R + r) * S + s within the filter's own channels, in two bytes where
+                                     they hold it
     value   [...]
 
 When a kernel is built a position becomes the offset of its window, which is the same for every pixel: input
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -70,9 +72,13 @@ def pack(
         "group": edges.astype(np.int32),
         "row": pair_k[order].astype(np.int32),
         "start": np.concatenate([[0], np.cumsum(counts.ravel()[order])]).astype(np.int32),
-        "position": position[nonzeros],
+        "position": position[nonzeros].astype(_position_type(conv)),
         "value": weight.reshape(-1)[flat[nonzeros]],
     }, blocks
+
+
+def _position_type(conv: Conv) -> Any:
+    return np.uint16 if np.prod(conv.weight_shape[1:]) <= 2**16 else np.int32
 
 
 def _edges(lengths: Array, groups: int) -> Array:
@@ -92,11 +98,9 @@ def unpack(a: Mapping[str, Array], conv: Conv) -> Array:
 def check(name: str, a: Mapping[str, Array], blocks: int, conv: Conv) -> None:
     """The invariants a kernel relies on."""
     k, c, r, s = conv.weight_shape
-    integers = ("group", "row", "start", "position")
-    if (
-        any(a[n].dtype != np.int32 or a[n].ndim != 1 for n in integers)
-        or a["value"].dtype != NUMPY[conv.dtypes.weight]
-    ):
+    kinds: dict[str, Any] = dict.fromkeys(("group", "row", "start"), np.int32)
+    kinds |= {"position": _position_type(conv), "value": NUMPY[conv.dtypes.weight]}
+    if any(a[n].dtype != kind or a[n].ndim != 1 for n, kind in kinds.items()):
         raise InvalidFile(f"{name}: an array has the wrong element type")
     group, row, start = a["group"], a["row"], a["start"]
     if not 1 <= blocks <= c or len(row) != k * blocks or len(start) != k * blocks + 1 or len(group) < 2:

@@ -69,11 +69,38 @@ class Packed:
 
 class Weight:
     """A layer's weight, packed when a configuration first asks for it: tuning, running and every image size
-    share what was packed."""
+    share what was packed. Where kernels have all they need, the array itself is let go; whoever asks for it
+    then has it unpacked again, for as long as it is held."""
 
     def __init__(self, array: Array) -> None:
-        self.array = array
+        self._array: Array | None = array
         self._packed = dict[Config, Packed]()
+        self._unpack: Callable[[], Array] | None = None
+
+    @staticmethod
+    def of(packed: Mapping[Config, Packed], unpack: Callable[[], Array]) -> Weight:
+        """A weight that is there only as it was packed; `unpack` gives it."""
+        made = Weight.__new__(Weight)
+        made._array, made._packed, made._unpack = None, dict(packed), unpack
+        return made
+
+    @property
+    def array(self) -> Array:
+        held = self._array
+        if held is not None:
+            return held
+        assert self._unpack is not None
+        return self._unpack()
+
+    @property
+    def held(self) -> bool:
+        """Whether the array is there, and not only what was packed of it."""
+        return self._array is not None
+
+    def let_go(self, unpack: Callable[[], Array]) -> None:
+        """Forget the array; `unpack` gives it again."""
+        self._unpack = unpack
+        self._array = None
 
     @cached_property
     def stats(self) -> Stats:

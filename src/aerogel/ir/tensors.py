@@ -17,8 +17,9 @@ DTYPE_NAMES = {dtype: name for name, dtype in TORCH.items()}
 
 
 def to_torch(array: Array, dtype: str) -> torch.Tensor:
-    """A tensor over the same memory; bf16 arrives as its bits."""
-    tensor = torch.from_numpy(array)
+    """A tensor over the same memory, or a copy where that may not be written to (a mapped file); bf16 arrives
+    as its bits."""
+    tensor = torch.from_numpy(array if array.flags.writeable else array.copy())
     return tensor.view(torch.bfloat16) if dtype == "bf16" else tensor
 
 

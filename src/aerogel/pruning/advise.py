@@ -220,7 +220,7 @@ def _runs(
     shapes, choices = network.shapes(network.captured.flat(*call)), list[Choice]()
     for node in network.convs():
         conv, (config, own, theirs) = problem(node, shapes), at[node.name]
-        dense = next(_baseline(backend, conv, network.arrays[node.conv_inputs()[1]]))
+        dense = next(_baseline(backend, conv, network.weight(node).array))
         tried = [Tried(dense, Timing.of([theirs], [theirs]))]
         if config is not None:
             tried.insert(0, Tried(config, Timing.of([own], [theirs])))

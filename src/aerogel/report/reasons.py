@@ -73,7 +73,9 @@ def _torchs(node: Node, fast: Compiled) -> str:
 
 def _nothing(fast: Compiled) -> str:
     """No layer was seen: the model has none, or they were not to be looked into."""
-    if any(".quantized" in type(module).__module__ for module in fast.original.modules()):
+    if not fast.is_graph and any(
+        ".quantized" in type(module).__module__ for module in fast.original.modules()
+    ):
         return "The model is quantised, and kernels of ours take floats: compile the model as it was before."
     if fast.captured is None:
         return f"Nothing of it could be compiled: {fast.notes[0]}." if fast.notes else NO_LAYER

@@ -4,8 +4,8 @@ had."""
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -63,6 +63,21 @@ class GraphModel(torch.nn.Module):
             if name in self._state:
                 self.get_parameter(_held(name)).data.copy_(value)
         return torch.nn.modules.module._IncompatibleKeys([], unknown)
+
+
+@dataclass(frozen=True)
+class Later:
+    """A GraphModel that is not there yet: of a file, whose weights are dense only where torch runs them."""
+
+    captured: Captured
+    state: Mapping[str, torch.Tensor]
+    look: Callable[[], object]
+    """Raises where the graph does not run on its own example; torch imports seconds' worth of itself for it,
+    so it is called when somebody asks for the model."""
+
+    def made(self) -> GraphModel:
+        self.look()
+        return GraphModel(self.captured, self.state)
 
 
 def _held(name: str) -> str:

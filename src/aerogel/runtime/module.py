@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.utils import _pytree as pytree
@@ -22,6 +23,7 @@ from aerogel.locks import Lock
 from aerogel.methods import BASELINE
 from aerogel.runtime import operator, others
 from aerogel.runtime.eager import channels_last, memory_of, unshared
+from aerogel.runtime.graphmodel import GraphModel, Later
 
 MOST_ACCEPTED = 1024
 """Kinds of calls remembered as looked at: sizes, element types and values that are no tensors."""
@@ -33,6 +35,17 @@ def _swapped(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return channels_last(value)
     return pytree.tree_map_only(torch.Tensor, channels_last, value)
+
+
+class Source(Protocol):
+    """The file that a module was loaded from."""
+
+    def open(self) -> Compiled: ...
+
+
+def opened(source: Source) -> Compiled:
+    """A module in another process."""
+    return source.open()
 
 
 class Compiled(torch.nn.Module):
@@ -49,7 +62,7 @@ class Compiled(torch.nn.Module):
 
     def __init__(
         self,
-        original: torch.nn.Module,
+        original: torch.nn.Module | Later,
         network: Network | None,
         plan: Plan,
         how: Way,
@@ -65,7 +78,8 @@ class Compiled(torch.nn.Module):
         captured whole.
         """
         super().__init__()
-        self.__dict__["_original"], self.__dict__["_body"] = original, original if body is None else body
+        self.__dict__["_original"], self.__dict__["_body"] = original, body
+        self.source: Source | None = None
         self.network, self.plan, self.how, self.notes = network, plan, how, notes
         self.captured = captured if network is None else network.captured
         self.backend = backend or backend_of()
@@ -104,8 +118,15 @@ class Compiled(torch.nn.Module):
     def original(self) -> torch.nn.Module:
         """A copy of the model this came from, as it was then: what torch runs. No submodule: weights are not
         counted twice."""
-        held: torch.nn.Module = self.__dict__["_original"]
+        held: torch.nn.Module | Later = self.__dict__["_original"]
+        if isinstance(held, Later):
+            held = self.__dict__["_original"] = held.made()
         return held
+
+    @property
+    def is_graph(self) -> bool:
+        """Whether the original is only its graph, as read from a file."""
+        return isinstance(self.__dict__["_original"], Later | GraphModel)
 
     def __getattr__(self, name: str) -> Any:
         """What the original has (a weight that Python between parts reads), this has too."""
@@ -119,8 +140,8 @@ class Compiled(torch.nn.Module):
     @property
     def body(self) -> torch.nn.Module:
         """What torch runs where no graph of ours does."""
-        held: torch.nn.Module = self.__dict__["_body"]
-        return held
+        held: torch.nn.Module | None = self.__dict__["_body"]
+        return self.original if held is None else held
 
     def judged(self, timing: Timing, said: str) -> Compiled:
         """This module with the whole model's timing added to its plan and notes."""
@@ -133,7 +154,8 @@ class Compiled(torch.nn.Module):
         if self.how.by == "torch":
             runs = f"torch ({self.how}) runs it"
         speed = "not timed" if self.speedup is None else f"{self.speedup:.2f}x over torch"
-        return f"Compiled({type(self.original).__name__}, {speed}, {runs}, {self.plan.target})"
+        name = "GraphModel" if self.is_graph else type(self.original).__name__
+        return f"Compiled({name}, {speed}, {runs}, {self.plan.target})"
 
     @property
     def input_names(self) -> tuple[str, ...]:
@@ -200,6 +222,8 @@ class Compiled(torch.nn.Module):
         try:
             return self.captured.flat(args, kwargs)
         except ShapeError as other:
+            if self.is_graph:
+                raise
             try:
                 given = inspect.signature(self.original.forward).bind(*args, **kwargs).arguments
             except (TypeError, ValueError) as why:
@@ -246,7 +270,7 @@ class Compiled(torch.nn.Module):
 
     def _eager(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         threads.settle()
-        body = self.__dict__["_body"]
+        body = self.body
         if not torch.is_grad_enabled():
             try:
                 if self.how.layout == "channels_last":
@@ -287,7 +311,8 @@ class Compiled(torch.nn.Module):
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """The original's names and dense weights, as copies: what is done to them does not reach this
         module."""
-        held = self.original.state_dict(*args, **kwargs)
+        original = self.__dict__["_original"]
+        held = (original.made() if isinstance(original, Later) else original).state_dict(*args, **kwargs)
         for name, value in held.items():
             held[name] = value.detach().clone() if isinstance(value, torch.Tensor) else value
         return held
@@ -336,9 +361,23 @@ class Compiled(torch.nn.Module):
         graph, fused, _ = fuse(captured.graph, constants, captured.shapes, captured.types)
         half, self.network = self.network.half, Network(captured, graph, fused)
         self.network = self.network if half is None else self.network.halved(half)
-        self.captured = captured
+        self.captured, self.source = captured, None
         self._fresh()
         return answer
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """What was loaded travels as its file."""
+        if self.source is None:
+            return super().__reduce_ex__(protocol)
+        return opened, (self.source,)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        if self.source is not None:
+            return self.source.open()
+        made = type(self).__new__(type(self))
+        memo[id(self)] = made
+        made.__setstate__(copy.deepcopy(self.__getstate__(), memo))
+        return made
 
     def __getstate__(self) -> dict[str, Any]:
         """For copies and other processes: everything but bound memory."""

@@ -21,7 +21,6 @@ from aerogel.errors import AerogelError, ShapeError, UnsupportedModel
 from aerogel.ir import GRAPH, Plan
 from aerogel.locks import Lock
 from aerogel.runtime.eager import alike, memory_of, unshared
-from aerogel.runtime.graphmodel import GraphModel
 from aerogel.runtime.private import shell
 
 if TYPE_CHECKING:
@@ -51,7 +50,7 @@ class Others:
         for other in self._made:
             if _takes(other, args, kwargs):
                 return other(*args, **kwargs)
-        if isinstance(first.original, GraphModel):
+        if first.is_graph:
             raise ShapeError(f"{why}. {ASK_AGAIN}")
         if torch.is_grad_enabled() and any(
             isinstance(t, torch.Tensor) and t.requires_grad for t in pytree.tree_leaves((args, kwargs))

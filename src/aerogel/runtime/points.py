@@ -22,7 +22,7 @@ class Several(Compiled):
     def __init__(self, points: Sequence[Compiled]) -> None:
         first = points[0]
         super().__init__(
-            first.original,
+            first.__dict__["_original"],
             first.network,
             first.plan,
             first.how,
@@ -75,4 +75,4 @@ def _share(first: Compiled, other: Compiled) -> None:
     if first.network.graph == other.network.graph and first.network.half == other.network.half:
         other.captured = replace(other.captured, constants=first.network.captured.constants)
         other.network = first.network
-        other.__dict__["_original"] = other.__dict__["_body"] = first.original
+        other.__dict__["_original"], other.__dict__["_body"] = first.__dict__["_original"], None

@@ -1,39 +1,45 @@
 """save() and load(): a compiled model as one file, `docs/format.md`.
 
-What is saved is the model's own graph with its weights, zeros left out, and the Plan: what was chosen and
-measured. Loading folds and packs again as compiling did, so that the answers are the same bits; on another
-kind of CPU it chooses by rule, or measures anew.
+A file holds the model's own graph with its weights, zeros left out; the Plan: what was chosen and measured;
+and the network as it runs, each weight as its kernel reads it, so that the processes of a machine share them.
+On another kind of CPU the model is folded and packed again, and chosen by rule, or measured anew.
 """
 
 from __future__ import annotations
 
+import io
 import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
+from aerogel import disk
 from aerogel.backends import backend_of
 from aerogel.capture.captured import Captured
+from aerogel.capture.network import Network
 from aerogel.capture.sizes import understood
 from aerogel.compiler import checked, compile, together
-from aerogel.disk import write_whole
 from aerogel.errors import AerogelError, InvalidArgument, InvalidFile, UnsupportedModel, printable
 from aerogel.ir import GRAPH, Gpu, Graph, Plan, Way, guards, short
-from aerogel.ir.tensors import TORCH, from_torch
+from aerogel.ir.tensors import TORCH
 from aerogel.methods import method
 from aerogel.progress import Progress
 from aerogel.runtime.eager import body, ways
-from aerogel.runtime.graphmodel import GraphModel
+from aerogel.runtime.graphmodel import GraphModel, Later
 from aerogel.runtime.module import Compiled
 from aerogel.runtime.points import Several
 from aerogel.runtime.reading import fused
-from aerogel.saved import container
+from aerogel.saved import container, packed
+from aerogel.saved.structure import built, dtype_name, dtype_of, sizes_of, stored, structure, tensor, told
 from aerogel.tune.choose import Asked, as_planned, tuned
 from aerogel.tune.store import Store
 
-FORMAT, FORMATS = "aerogel-model-3", ("aerogel-model-2", "aerogel-model-3")
+FORMAT, FORMATS = "aerogel-model-4", ("aerogel-model-2", "aerogel-model-3", "aerogel-model-4")
 """What is written, and what is read."""
 _DAMAGE = (
     KeyError,
@@ -82,31 +88,37 @@ def save(fast: Compiled, path: str | Path) -> None:
             "points that run different graphs cannot be saved in one file; save one file for each"
         )
     state = fast.state_dict()
-    arrays = {name: _stored(value) for name, value in {**state, **captured.constants}.items()}
+    known = {**state, **captured.constants}
+    network, graph, arrays = packed.described(points, known)
+    arrays |= {name: stored(value) for name, value in known.items()}
     model = {
         "format": FORMAT,
         "dtype": _half(fast),
         "state": list(state),
         "constants": list(captured.constants),
+        "network": network,
         "points": [
-            {"how": str(p.how), "notes": list(p.notes), "example": _structure(p.captured.example)}
+            {"how": str(p.how), "notes": list(p.notes), "example": structure(p.captured.example)}
             for p in points
             if p.captured
         ],
-        "answer": _structure(pytree.tree_unflatten([0] * captured.out_spec.num_leaves, captured.out_spec)),
+        "answer": structure(pytree.tree_unflatten([0] * captured.out_spec.num_leaves, captured.out_spec)),
         "shapes": {name: list(shape) for name, shape in captured.shapes.items()},
         "sizes": [list(s) for s in captured.sizes],
-        "dtypes": [_name(d) for d in captured.dtypes],
+        "dtypes": [dtype_name(d) for d in captured.dtypes],
         "outputs": list(captured.output_names),
         "guards": [guards.to_json(guard) for guard in captured.guards],
         "types": {
-            name: _name(dtype) for name, dtype in captured.types.items() if _name(dtype) in container.DTYPES
+            name: dtype_name(dtype)
+            for name, dtype in captured.types.items()
+            if dtype_name(dtype) in container.DTYPES
         },
     }
     texts = {"model": json.dumps(model, allow_nan=False), "graph": captured.graph.to_json()}
+    texts |= {} if network is None else {"network": graph}
     texts |= {f"plan{i}": point.plan.to_json() for i, point in enumerate(points)}
     try:
-        write_whole(Path(path), container.to_bytes(texts, arrays))
+        disk.write_whole(Path(path), container.to_bytes(texts, arrays))
     except OSError as why:
         raise AerogelError(f"'{path}' cannot be written: {why.strerror or why}") from why
 
@@ -128,9 +140,63 @@ def load(path: str | Path, *, tune: str | float = "off", store: str | Path | Non
     if not isinstance(path, str | Path):
         raise InvalidArgument(f"load() takes the path of a file, not a {type(path).__name__}")
     try:
-        content = Path(path).read_bytes()
+        content = disk.mapped(Path(path))
     except OSError as why:
         raise InvalidFile(f"'{path}' cannot be read: {why.strerror or why}") from None
+    return _opened(content, tune, store)
+
+
+@dataclass(frozen=True)
+class _File:
+    """What a module was loaded from, as copies of it are made again."""
+
+    content: Any
+
+    def open(self) -> Compiled:
+        return _opened(self.content, "off", None)
+
+    def __reduce__(self) -> Any:
+        return _file, (bytes(self.content),)
+
+
+def _file(content: bytes) -> _File:
+    return _File(disk.aligned(io.BytesIO(content), len(content)))
+
+
+class Tensors(Mapping[str, torch.Tensor]):
+    """Some of a file's arrays as tensors, each made when it is asked for."""
+
+    def __init__(self, names: Iterator[str], arrays: container.Arrays) -> None:
+        self._names, self._arrays = dict.fromkeys(names), arrays
+        for name in self._names:
+            arrays.shape(name)
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        if name not in self._names:
+            raise KeyError(name)
+        return tensor(*self._arrays[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def blank(self, graph: Graph) -> dict[str, torch.Tensor]:
+        """The same without memory, but for what pieces of ONNX read."""
+        said = {name: self._arrays.shape(name) for name in self._names}
+        read = {name for node in graph.nodes if node.op == "onnx" for name in node.inputs}
+        return {
+            n: self[n] if n in read else torch.empty(s, dtype=dtype_of(d), device="meta")
+            for n, (d, s) in said.items()
+        }
+
+    def __reduce__(self) -> Any:
+        return dict, (dict(self),)
+
+
+def _opened(content: Any, tune: str | float, store: str | Path | None) -> Compiled:
+    """The model of a file's bytes."""
     texts, arrays = container.from_bytes(content)
     try:
         model = json.loads(texts["model"])
@@ -139,69 +205,71 @@ def load(path: str | Path, *, tune: str | float = "off", store: str | Path | Non
                 f"model format '{str(model['format'])[:80]}' is not {FORMAT}: saved by another "
                 "version of aerogel"
             )
-        tensors = {name: _tensor(*held) for name, held in arrays.items()}
-        graph, state, dtype = (
-            Graph.from_json(texts["graph"]),
-            {str(n): tensors[n] for n in model["state"]},
-            _dtype(model["dtype"]),
-        )
+        state, dtype = Tensors(map(str, model["state"]), arrays), dtype_of(model["dtype"])
         if dtype not in (None, torch.float16, torch.bfloat16):
             raise InvalidFile(f"a model in {dtype}")
-        points = [
-            (
-                _captured(model, point["example"], graph, tensors),
-                Way.parse(str(point["how"])),
-                tuple(map(printable, point["notes"])),
-                Plan.from_json(texts[f"plan{i}"]),
-            )
-            for i, point in enumerate(model["points"])
-        ]
+        graph = Graph.from_json(texts["graph"])
+        network, said = None, model.get("network")
+        if said is not None:
+            running = Graph.from_json(texts["network"])
+            weights = packed.weights_of(said, running, arrays)
+        points = []
+        for i, point in enumerate(model["points"]):
+            captured = _captured(model, point["example"], graph, arrays)
+            if said is not None:
+                network = packed.network_of(said, running, weights, arrays, captured)
+            how, notes = Way.parse(str(point["how"])), tuple(map(printable, point["notes"]))
+            points.append((captured, network, how, notes, Plan.from_json(texts[f"plan{i}"])))
     except _DAMAGE as why:
         raise InvalidFile(f"not a model saved by aerogel: {type(why).__name__} {str(why)[:200]}") from None
     if not points:
         raise InvalidFile("a model with no point it was tuned at")
     try:
-        return together(
-            [
-                _restored(captured, state, plan, how, notes, dtype, tune, store)
-                for captured, how, notes, plan in points
-            ]
-        )
+        made = together([_restored(*point, state, dtype, tune, store) for point in points])
     except (*_DAMAGE, ZeroDivisionError, MemoryError) as why:
         # whatever numpy and torch raise at numbers that fit nothing
         raise InvalidFile(
             f"the file's graph, weights and plan do not fit each other: {type(why).__name__} {str(why)[:200]}"
         ) from why
+    if tune == "off":
+        made.source = _File(content)
+    disk.settled(content)
+    return made
 
 
 def _restored(
     captured: Captured,
-    state: Any,
-    plan: Plan,
+    network: Network | None,
     how: Way,
     notes: tuple[str, ...],
+    plan: Plan,
+    state: Mapping[str, torch.Tensor],
     dtype: Any,
     tune: str | float,
     store: Any,
 ) -> Compiled:
     example = pytree.tree_leaves(captured.example)
-    names = tuple({method(choice.config.method).NAME for choice in plan.choices})
-    network, _ = fused(captured)
+    assert isinstance(captured.constants, Tensors)
+    backend = backend_of()
+    same = backend.suits(plan.target)
+    as_saved = network is not None and same and tune == "off" and how == GRAPH
+    look = partial(understood, captured.graph, captured.constants.blank(captured.graph), example)
+    if how != GRAPH or tune != "off":  # the graph as it was captured runs too
+        look()
+    if network is None or not as_saved:
+        network, _ = fused(captured)
     found = understood(network.graph, network.constants, example)
     if found is not None:
         network.learn(example, found)
-    if how != GRAPH or tune != "off":  # the graph as it was saved runs too
-        understood(captured.graph, captured.constants, example)
-    model = GraphModel(captured, state)
     if tune != "off":
-        return compile(model, *captured.filled(), dtype=dtype, tune=tune, store=store)
+        return compile(GraphModel(captured, state), *captured.filled(), dtype=dtype, tune=tune, store=store)
     if how != GRAPH:
+        model = GraphModel(captured, state)
         if how not in ways(model, dtype):
             raise InvalidFile(f"'{str(how)[:80]}' is no way to run this model")
         return Compiled(model, None, plan, how, notes, body(model, how), model.captured)
-    backend = backend_of()
+    names = tuple({method(choice.config.method).NAME for choice in plan.choices})
     asked = Asked("off", None, names, backend, Store(store, backend), dtype, [])
-    same = backend.suits(plan.target)
     if found is None and (dtype is not None or not same):
         raise UnsupportedModel(
             "a piece of ONNX gives sizes that depend on data, and nothing of a "
@@ -210,7 +278,7 @@ def _restored(
             "compile the ONNX file again on this machine"
         )
     if same:
-        network = as_planned(network, plan, captured.example, asked)
+        network = network if as_saved else as_planned(network, plan, captured.example, asked)
         plan = checked(plan, network, asked)
     else:
         notes = (
@@ -222,13 +290,13 @@ def _restored(
         call = captured.example if dtype is None else captured.filled()
         network, plan, said = tuned(network, call, asked, Progress())
         notes = (*notes, *said)
-    return Compiled(model, network, plan, GRAPH, notes, backend=backend)
+    return Compiled(Later(captured, state, look), network, plan, GRAPH, notes, backend=backend)
 
 
-def _captured(model: Any, raw: Any, graph: Graph, tensors: dict[str, torch.Tensor]) -> Captured:
-    example = _built(raw)
-    sizes = tuple(_sizes(s) for s in model["sizes"])
-    dtypes = tuple(_dtype(d) for d in model["dtypes"])
+def _captured(model: Any, raw: Any, graph: Graph, arrays: container.Arrays) -> Captured:
+    example = built(raw)
+    sizes = tuple(sizes_of(s) for s in model["sizes"])
+    dtypes = tuple(dtype_of(d) for d in model["dtypes"])
     flat, in_spec = pytree.tree_flatten(example)
     if not len(flat) == len(graph.inputs) == len(sizes) == len(dtypes):
         raise InvalidFile(
@@ -243,11 +311,11 @@ def _captured(model: Any, raw: Any, graph: Graph, tensors: dict[str, torch.Tenso
             raise InvalidFile("an example is a call's arguments, in order and by name")
     if set(model["constants"]) != set(graph.constants):
         raise InvalidFile("the graph's constants are not those of the file")
-    out_spec = pytree.tree_structure(_built(model["answer"]))
+    out_spec = pytree.tree_structure(built(model["answer"]))
     if out_spec.num_leaves != len(graph.outputs):
         raise InvalidFile(f"{len(graph.outputs)} outputs in a structure of {out_spec.num_leaves}")
-    constants = {name: tensors[name] for name in graph.constants}
-    shapes = {str(name): _sizes(s) for name, s in model["shapes"].items()}
+    constants = Tensors(iter(graph.constants), arrays)
+    shapes = {str(name): sizes_of(s) for name, s in model["shapes"].items()}
     names = tuple(map(str, model["outputs"]))
     if len(names) != len(graph.outputs):
         raise InvalidFile(f"{len(graph.outputs)} outputs, {len(names)} names for them")
@@ -255,103 +323,17 @@ def _captured(model: Any, raw: Any, graph: Graph, tensors: dict[str, torch.Tenso
     asked = tuple(guards.from_json(raw, open_sizes) for raw in model.get("guards", []))
     types = model.get("types")
     if types is None:
-        known = _told(graph, constants, flat)
+        known = told(graph, constants, flat)
     else:
-        known = {str(name): dtype for name, raw in types.items() if (dtype := _dtype(raw)) is not None}
+        known = {str(name): dtype for name, raw in types.items() if (dtype := dtype_of(raw)) is not None}
     return Captured(
         graph, constants, in_spec, out_spec, shapes, sizes, dtypes, example, names, asked, known, bounded=True
     )
-
-
-_KEEP = "conv2d batch_norm relu relu_ relu6 hardtanh hardtanh_ silu silu_ hardswish hardswish_ leaky_relu "
-_KEEP += "leaky_relu_ add add_ cat max_pool2d avg_pool2d adaptive_avg_pool2d mean flatten linear dropout"
-KEEP_TYPE = frozenset(_KEEP.split())
-"""Operators that give what they take: of one floating type, that type."""
-
-
-def _told(graph: Graph, constants: dict[str, torch.Tensor], inputs: list[Any]) -> dict[str, torch.dtype]:
-    """Element types for a file of the version before, which holds none. Where all that operators take has one
-    type and each of them keeps it, that one; else the graph is run without memory, for which torch imports
-    seconds' worth of itself."""
-    used = {name for node in graph.nodes for name in node.inputs}
-    known = {name: value for name, value in constants.items() if name in used}
-    known |= dict(zip(graph.inputs, inputs, strict=True))
-    types = {value.dtype for value in known.values() if isinstance(value, torch.Tensor)}
-    kept = (not n.kwargs and "." in n.op and n.op.split(".")[1] in KEEP_TYPE for n in graph.nodes)
-    if len(types) == 1 and all(t.is_floating_point for t in types) and all(kept):
-        return dict.fromkeys((*known, *(node.name for node in graph.nodes)), types.pop())
-    return {name: value.dtype for name, value in (understood(graph, constants, inputs) or {}).items()}
-
-
-def _structure(value: Any) -> Any:
-    """An example as JSON: tensors as shape and type, the containers around them by name."""
-    match value:
-        case torch.Tensor():
-            return {"tensor": list(value.shape), "dtype": _name(value.dtype)}
-        case tuple() | list() if type(value) in (tuple, list):
-            return {type(value).__name__: [_structure(v) for v in value]}
-        case dict() if type(value) is dict and all(isinstance(k, str) for k in value):
-            return {"dict": [[k, _structure(v)] for k, v in value.items()]}
-        case None | bool() | int() | float() | str():
-            return {"value": value}
-    raise UnsupportedModel(
-        f"a {type(value).__name__} among the model's inputs or outputs cannot be saved; use "
-        "tuples, lists, dicts"
-    )
-
-
-def _built(raw: Any) -> Any:
-    """The inverse of `_structure`; tensors have no memory."""
-    match raw:
-        case {"tensor": list(shape), "dtype": str(dtype)} if all(
-            type(n) is int and 0 <= n < 2**31 for n in shape
-        ):
-            return torch.empty(shape, dtype=_dtype(dtype), device="meta")
-        case {"tuple": list(items)}:
-            return tuple(_built(v) for v in items)
-        case {"list": list(items)}:
-            return [_built(v) for v in items]
-        case {"dict": list(items)}:
-            return {str(k): _built(v) for k, v in items}
-        case {"value": None | bool() | int() | float() | str() as value}:
-            return value
-    raise InvalidFile(f"'{str(raw)[:80]}' is no structure of inputs")
-
-
-def _sizes(raw: Any) -> tuple[int | str, ...]:
-    if not isinstance(raw, list) or not all(type(n) in (int, str) for n in raw):
-        raise InvalidFile(f"'{str(raw)[:80]}' are no sizes")
-    return tuple(raw)
 
 
 def _half(fast: Compiled) -> str | None:
     """The precision that was asked for."""
     if fast.network is not None:
         half = fast.network.half
-        return None if half is None else _name(TORCH[half.dtypes.input])
+        return None if half is None else dtype_name(TORCH[half.dtypes.input])
     return fast.how.dtype or None
-
-
-def _name(dtype: torch.dtype | None) -> str | None:
-    return None if dtype is None else str(dtype).removeprefix("torch.")
-
-
-def _dtype(name: Any) -> torch.dtype | None:
-    if name is None:
-        return None
-    if name not in container.DTYPES:
-        raise InvalidFile(f"'{str(name)[:80]}' is no element type")
-    found: torch.dtype = getattr(torch, name)
-    return found
-
-
-def _stored(value: torch.Tensor) -> tuple[str, Any]:
-    name = _name(value.dtype)
-    if name not in container.DTYPES:
-        raise UnsupportedModel(f"a constant of type {value.dtype} cannot be saved")
-    return name, from_torch(value.detach().cpu().contiguous())
-
-
-def _tensor(dtype: str, array: Any) -> torch.Tensor:
-    tensor = torch.from_numpy(array)
-    return tensor.view(torch.bfloat16) if dtype == "bfloat16" else tensor

@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from aerogel.backends import Backend
+from aerogel.backends.watch import without
 from aerogel.disk import cache_folder, not_kept, read_small, write_whole
 from aerogel.errors import AerogelError, InvalidArgument, printable
 from aerogel.ir import GRAPH, Array, Choice, Config, Conv, Dtypes, Plan, Stats, Way
@@ -61,12 +62,15 @@ def mask_digest(weight: Array) -> str:
 
 def offered(choice: Choice, stats: Stats, backend: Backend, target: object) -> bool:
     """Whether every configuration of a choice is one its method offers for this layer on `target`."""
-    named = {choice.config, *choice.configs()}
+    return _offered({choice.config, *choice.configs()}, choice.conv, stats, backend, target)
+
+
+def _offered(named: set[Config], conv: Conv, stats: Stats, backend: Backend, target: object) -> bool:
     for name in {c.method for c in named}:
-        if name not in METHODS or backend.form(name).refuse(choice.conv, target, stats) is not None:
+        if name not in METHODS or backend.form(name).refuse(conv, target, stats) is not None:
             return False
         missing = {c for c in named if c.method == name}
-        others = iter(backend.form(name).configs(choice.conv, target, stats))
+        others = iter(backend.form(name).configs(conv, target, stats))
         while missing and (config := next(others, None)) is not None:
             missing.discard(config)
         if missing:
@@ -75,15 +79,16 @@ def offered(choice: Choice, stats: Stats, backend: Backend, target: object) -> b
 
 
 def not_offered(
-    choices: Sequence[Choice], weights: Sequence[Array], backend: Backend, target: object
+    choices: Sequence[Choice], known: Sequence[Stats], backend: Backend, target: object
 ) -> Choice | None:
-    """The first choice with a configuration that its method does not offer for its layer; layers alike are
-    looked at once."""
+    """The first choice that would run a configuration which its method does not offer for its layer; layers
+    alike are looked at once."""
     alike = set[str]()
-    for choice, weight in zip(choices, weights, strict=True):
-        stats = Stats.of(weight, choice.idle)
-        named = f"{choice.conv} {choice.config} {[str(c) for c in choice.configs()]} {stats}"
-        if named not in alike and not offered(choice, stats, backend, target):
+    for choice, own in zip(choices, known, strict=True):
+        stats = replace(own, idle=choice.idle)
+        runs = {choice.config, *without({choice.node: choice}).values()}
+        named = f"{choice.conv} {sorted(map(str, runs))} {stats}"
+        if named not in alike and not _offered(runs, choice.conv, stats, backend, target):
             return choice
         alike.add(named)
     return None
@@ -168,7 +173,9 @@ class Store:
         ]
         known = (
             same
-            and not_offered(choices, [weight for *_, weight in layers], self.backend, self.backend.target)
+            and not_offered(
+                choices, [Stats.of(weight) for *_, weight in layers], self.backend, self.backend.target
+            )
             is None
         )
         return found if known else None

@@ -7,6 +7,7 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from aerogel.backends.watch import Watch, without
 from aerogel.capture import interpret
 from aerogel.capture.network import Network, sizes_of
 from aerogel.capture.nodes import Shapes, problem
-from aerogel.ir import ALONE, Config, Plan, Target
+from aerogel.ir import ALONE, Config, Node, Plan, Target, references
 from aerogel.locks import Lock
 from aerogel.methods import BASELINE, cpu_form
 
@@ -40,7 +41,26 @@ def program(
 
 
 def workspace(network: Network, made: Program, target: Target) -> Workspace:
-    return Workspace(network.graph, made, network.constants, network.arrays, target.threads)
+    """With those constants that torch reads: nodes of its own, and outputs."""
+    read = set(references(network.graph.outputs)).union(*(part.read() for part in made.parts))
+    return Workspace(network.graph, made, network.real(read), network.biases, target.threads)
+
+
+def let_go(network: Network, choices: Mapping[str, Config]) -> None:
+    """Keep no dense copy of weights that only kernels of ours read, as they were packed."""
+    users, convs = network.graph.users(), {node.name: node for node in network.convs()}
+    for name, weight in network.weights.items():
+        configs = [choices.get(user, Config(BASELINE)) for user in users[name]]
+        places = {i for user in users[name] if user in convs for i in _places(convs[user], name)}
+        if weight.held and places == {1} and all(config.method != BASELINE for config in configs):
+            conv, form = convs[users[name][0]].conv, cpu_form(configs[0].method)
+            assert conv is not None
+            network.let_go(name, partial(form.unpack, weight.packed(form.pack, conv, configs[0]), conv))
+
+
+def _places(node: Node, name: str) -> list[int]:
+    """As which inputs a convolution reads a value: 1 is the weight."""
+    return [i for i, own in enumerate(node.conv_inputs()) if own == name]
 
 
 class CpuRunner(Runner):
@@ -88,7 +108,7 @@ class CpuRunner(Runner):
                     self._watch.look(self._active(space.program))
                 return found
             except OtherShape:  # sizes that depend on data: torch runs this call
-                return network.outputs(interpret.run(network.graph, network.constants, inputs))
+                return network.outputs(interpret.run(network.graph, network.real(), inputs))
             finally:
                 with self._lock:
                     if key in self.programs:
@@ -119,7 +139,9 @@ class CpuRunner(Runner):
         if made is None:
             shapes = self.network.shapes(inputs)
             pooled = {c.node for c in self.plan.choices if c.pooled}
-            made = program(self.network, shapes, self._choices(shapes, target, skips), target, pooled)
+            choices = self._choices(shapes, target, skips)
+            made = program(self.network, shapes, choices, target, pooled)
+            let_go(self.network, choices)
             with self._lock:
                 self.programs[key] = made
                 while len(self.programs) > SHAPES:

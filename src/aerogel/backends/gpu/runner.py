@@ -35,7 +35,7 @@ class GpuRunner(Runner):
         self.pools = {c.node: nodes[after[c.node]] for c in plan.choices if c.pooled}
         there = device.here(torch.empty(0)).device.type
         self.graph = _moved(network.graph) if there == "cuda" else network.graph
-        self.constants = {name: device.here(value) for name, value in network.constants.items()}
+        self.constants = {name: device.here(value) for name, value in network.real().items()}
         self.forget()
 
     def forget(self) -> None:

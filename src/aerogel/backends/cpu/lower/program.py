@@ -56,6 +56,15 @@ class Part:
     natives: list[Native] = field(default_factory=list)
     exports: dict[str, Export] = field(default_factory=dict)
 
+    def read(self) -> set[str]:
+        """Values that it reads as torch's tensors; a library's call holds its weight."""
+        if self.node is None:
+            return {step.x[1:] for step in self.natives if step.x.startswith("@")}
+        if self.library is None:
+            return set(self.node.inputs)
+        x, _, *others = self.node.conv_inputs()
+        return {x, *(name for name in others if name is not None)}
+
 
 @dataclass(frozen=True)
 class Program:
