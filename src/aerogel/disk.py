@@ -172,7 +172,7 @@ def aligned(source: BinaryIO, size: int) -> Any:
     room = np.empty(size + 64, np.uint8)
     first = -room.ctypes.data % 64
     held = room[first : first + size]
-    if source.readinto(memoryview(held)) != size:  # type: ignore[attr-defined]
+    if source.readinto(held.data) != size:  # type: ignore[attr-defined]
         raise OSError(errno.EIO, "it became shorter while it was read")
     held.flags.writeable = False
     return held

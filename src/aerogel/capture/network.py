@@ -88,9 +88,9 @@ class Network:
 
     def keep(self, plan: Plan) -> None:
         """Of what was packed, only what the plan runs."""
-        chosen = {choice.config for choice in plan.choices}
-        for weight in self.weights.values():
-            weight.keep(chosen)
+        weights = {node.name: node.conv_inputs()[1] for node in self.convs()}
+        for name, weight in self.weights.items():
+            weight.keep({c.config for c in plan.choices if weights.get(c.node) == name})
 
     def values(self, inputs: list[Any]) -> dict[str, torch.Tensor]:
         """Every tensor of the graph for these inputs, computed by torch."""

@@ -78,10 +78,11 @@ class Weight:
         self._unpack: Callable[[], Array] | None = None
 
     @staticmethod
-    def of(packed: Mapping[Config, Packed], unpack: Callable[[], Array]) -> Weight:
-        """A weight that is there only as it was packed; `unpack` gives it."""
+    def of(unpack: Callable[[], Array], stats: Stats) -> Weight:
+        """A weight that is not there, with what is known of it; `unpack` gives it."""
         made = Weight.__new__(Weight)
-        made._array, made._packed, made._unpack = None, dict(packed), unpack
+        made._array, made._packed, made._unpack = None, {}, unpack
+        made.stats = stats
         return made
 
     @property
@@ -110,6 +111,10 @@ class Weight:
         if config not in self._packed:
             self._packed[config] = pack(self.array, conv, config)
         return self._packed[config]
+
+    def have(self, config: Config, packed: Packed) -> None:
+        """Packed already, as in a file."""
+        self._packed[config] = packed
 
     def keep(self, configs: Collection[Config]) -> None:
         """Forget what was packed for others."""

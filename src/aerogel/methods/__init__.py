@@ -58,10 +58,12 @@ class Form(Protocol):
 
 
 class CpuForm(Form, Protocol):
-    """`layouts` says what would be read and written where maps stand at least so wide. `build` gives kernels
-    that run one after another; with `rows` one that computes only so many rows of the output, from wherever
-    its x points."""
+    """`check` raises unless a weight from a file is such that kernels stay within their memory. `layouts`
+    says what would be read and written where maps stand at least so wide. `build` gives kernels that run one
+    after another; with `rows` one that computes only so many rows of the output, from wherever its x points.
+    """
 
+    def check(self, packed: Packed, conv: Conv) -> None: ...
     def layouts(
         self,
         conv: Conv,

@@ -22,6 +22,7 @@ from aerogel.ir import GRAPH, Plan, Timing, Way
 from aerogel.locks import Lock
 from aerogel.methods import BASELINE
 from aerogel.runtime import operator, others
+from aerogel.runtime.carried import Carried
 from aerogel.runtime.eager import channels_last, memory_of, unshared
 from aerogel.runtime.graphmodel import GraphModel, Later
 
@@ -376,17 +377,33 @@ class Compiled(torch.nn.Module):
             return self.source.open()
         made = type(self).__new__(type(self))
         memo[id(self)] = made
-        made.__setstate__(copy.deepcopy(self.__getstate__(), memo))
+        made.__dict__.update(copy.deepcopy(self._unbound(), memo))
+        made._fresh()
         return made
 
+    def _unbound(self) -> dict[str, Any]:
+        """Everything but bound memory."""
+        bound = ("_lock", "_runner", "_others", "_accepted")
+        return {k: v for k, v in self.__dict__.items() if k not in bound}
+
     def __getstate__(self) -> dict[str, Any]:
-        """For copies and other processes: everything but bound memory."""
-        return {
-            k: v for k, v in self.__dict__.items() if k not in ("_lock", "_runner", "_others", "_accepted")
-        }
+        """For other processes: weights as they were packed, and the original without its zeros."""
+        state = self._unbound()
+        if self.network is None or self.captured is None or state["_body"] is not None:
+            return state
+        state["_original"] = Carried(self.original, self.captured.constants)
+        state["captured"] = replace(self.captured, constants={})
+        state["network"] = copy.copy(self.network)
+        state["network"].captured = state["captured"]
+        return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        if isinstance(carried := state["_original"], Carried):
+            assert self.captured is not None
+            assert self.network is not None
+            self.__dict__["_original"], constants = carried.unpacked()
+            self.captured = self.network.captured = replace(self.captured, constants=constants)
         self._fresh()
 
     def workspace_bytes(self) -> int:

@@ -12,7 +12,7 @@ from aerogel.capture.captured import Captured
 from aerogel.capture.half import Half
 from aerogel.capture.network import Network
 from aerogel.errors import InvalidFile
-from aerogel.ir import GRAPH, Array, Config, Dtypes, Graph, Node, Packed, Weight
+from aerogel.ir import GRAPH, Array, Config, Dtypes, Graph, Node, Packed, Stats, Weight
 from aerogel.ir.tensors import TORCH
 from aerogel.methods import cpu_form
 from aerogel.runtime.module import Compiled
@@ -70,6 +70,7 @@ def _weights(
                 arrays[names[id(array)]] = array.dtype.name, array
         said[key] = {
             "weight": weight,
+            "stats": _numbers(network.weights[weight].stats),
             "config": str(choice.config),
             "format": made.format,
             "version": made.version,
@@ -82,20 +83,28 @@ def _weights(
 def weights_of(said: Mapping[str, Any], graph: Graph, arrays: Arrays) -> dict[str, Weight]:
     """The weights, none of them dense; each is looked at before a kernel has it."""
     nodes: dict[str, Node] = {n.conv_inputs()[1]: n for n in graph.nodes if n.conv is not None}
-    found: dict[str, dict[Config, Packed]] = {}
+    made: dict[str, Weight] = {}
     for one in said["packed"]:
         config, version, meta = Config.parse(str(one["config"])), one["version"], one["meta"]
-        if not all(type(number) is int for number in (version, *meta.values())):
+        if not all(type(number) is int for number in (version, *meta.values(), *one["stats"])):
             raise InvalidFile(f"a packed weight says '{str(meta)[:80]}'")
         held = {str(name): arrays[str(place)][1] for name, place in one["arrays"].items()}
-        own = found.setdefault(str(one["weight"]), {})
-        own[config] = Packed(str(one["format"]), version, held, {str(n): v for n, v in meta.items()})
-    made = {}
-    for name, packed in found.items():
-        conv, (config, first) = nodes[name].conv, next(iter(packed.items()))
+        packed = Packed(str(one["format"]), version, held, {str(n): v for n, v in meta.items()})
+        name, form = str(one["weight"]), cpu_form(config.method)
+        conv = nodes[name].conv
         assert conv is not None
-        made[name] = Weight.of(packed, partial(cpu_form(config.method).unpack, first, conv))
+        form.check(packed, conv)
+        if name not in made:
+            made[name] = Weight.of(partial(form.unpack, packed, conv), Stats(*one["stats"]))
+        made[name].have(config, packed)
     return made
+
+
+def _numbers(stats: Stats) -> list[int]:
+    """What is known of a weight. It only says which configurations a plan may name, each of them a bounded
+    one: a file that lies about it harms nobody."""
+    counted = (stats.weights, stats.nonzeros, stats.empty_filters, stats.longest_filter)
+    return [*counted, stats.shared, stats.alike]
 
 
 def network_of(

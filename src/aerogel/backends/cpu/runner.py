@@ -3,6 +3,7 @@ back."""
 
 from __future__ import annotations
 
+import ctypes
 import warnings
 from collections import OrderedDict
 from collections.abc import Collection, Mapping
@@ -56,6 +57,14 @@ def let_go(network: Network, choices: Mapping[str, Config]) -> None:
             conv, form = convs[users[name][0]].conv, cpu_form(configs[0].method)
             assert conv is not None
             network.let_go(name, partial(form.unpack, weight.packed(form.pack, conv, configs[0]), conv))
+
+
+def _give_back() -> None:
+    """Building a program takes and frees large arrays: what the C library still holds of them goes back to
+    the machine, which may have many such processes."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
+    if trim is not None:
+        trim(0)
 
 
 def _places(node: Node, name: str) -> list[int]:
@@ -142,6 +151,7 @@ class CpuRunner(Runner):
             choices = self._choices(shapes, target, skips)
             made = program(self.network, shapes, choices, target, pooled)
             let_go(self.network, choices)
+            _give_back()
             with self._lock:
                 self.programs[key] = made
                 while len(self.programs) > SHAPES:
@@ -189,3 +199,4 @@ class CpuRunner(Runner):
     def forget(self) -> None:
         with self._lock:
             self._fresh()
+        self.network.keep(self.plan)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from itertools import pairwise, product
 
 import numpy as np
@@ -97,8 +98,8 @@ def pack(weight: Array, conv: Conv, config: Config) -> Packed:
     return tiled.pack(NAME, weight, conv, config, tiles(weight, conv, config["filters"]))
 
 
-def unpack(packed: Packed, conv: Conv) -> Array:
-    return tiled.unpack(NAME, packed, conv)
+check = partial(tiled.check, NAME)
+unpack = partial(tiled.unpack, NAME)
 
 
 layouts = tiled.layouts
@@ -116,7 +117,7 @@ def build(
     writes: Layout,
     rows: int | None = None,
 ) -> list[Kernel]:
-    tiled.check(NAME, packed, conv)
+    check(packed, conv)
     lanes, a = target.vector_bytes // 4, packed.arrays
     flat.compatible(NAME, conv, lanes, config["vectors"], False, reads, writes)
     code = lists.ListsCode(

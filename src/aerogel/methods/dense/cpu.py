@@ -48,13 +48,17 @@ def pack(weight: Array, conv: Conv, config: Config) -> Packed:
 
 
 def unpack(packed: Packed, conv: Conv) -> Array:
+    check(packed, conv)
+    return packed.arrays["weight"]
+
+
+def check(packed: Packed, conv: Conv) -> None:
     weight = packed.arrays.get("weight")
     good = (
         weight is not None and weight.shape == conv.weight_shape and weight.dtype == NUMPY[conv.dtypes.weight]
     )
-    if weight is None or not good or (packed.format, packed.version) != (NAME, VERSION):
+    if not good or (packed.format, packed.version) != (NAME, VERSION):
         raise InvalidFile(f"not a {NAME} version {VERSION} weight of {conv.layer()}")
-    return weight
 
 
 def layouts(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -64,24 +65,23 @@ def configs(conv: Conv, target: Target, stats: Stats) -> Iterator[Config]:
         registers = _REGISTER_BLOCK[target.isa] // (1 + aligned * (target.isa in ("avx2", "generic")))
         most = min(flat.most_vectors(conv, _lanes(conv, target)), registers)
         if len(alone[aligned].shifts) <= _MOST_RUNS:
-            cost |= {
-                (v, b, aligned): _cycles(conv, target, stats, shape, v, b)
-                for v in range(1, most + 1)
-                for b in sizes
-            }
+            points = [(v, b) for v in range(1, most + 1) for b in sizes]
+            vectors, channels = np.array(points).T
+            modelled = _cycles(conv, target, stats, shape, vectors, channels)
+            cost |= {(*point, aligned): own for point, own in zip(points, modelled.tolist(), strict=True)}
     ordered = sorted(cost, key=lambda point: cost[point])
     first = [
         next(point for point in ordered if point[2] == kind)
         for kind in dict.fromkeys(point[2] for point in ordered)
     ]
-    points = dict.fromkeys(first + ordered)  # the best of each kind is always timed
+    tried = dict.fromkeys(first + ordered)  # the best of each kind is always timed
 
     def both(v: int, b: int, aligned: int) -> tuple[Config, Config]:
         groups = flat.filter_groups(conv, ceil_div(alone[aligned].live, v), target)
         by_length = Config.make(NAME, vectors=v, channels=b, groups=groups, ahead=4, aligned=aligned)
         return by_length, Config.make(NAME, in_order=1, **dict(by_length.options))
 
-    return (config for point in points for config in both(*point))
+    return (config for point in tried for config in both(*point))
 
 
 @dataclass(frozen=True)
@@ -111,8 +111,10 @@ class _Shape:
         )
 
 
-def _cycles(conv: Conv, target: Target, stats: Stats, shape: _Shape, vectors: int, channels: int) -> float:
-    """Modelled cycles of one image: it orders candidates and is never shown as a time.
+def _cycles(
+    conv: Conv, target: Target, stats: Stats, shape: _Shape, vectors: Array, channels: Array
+) -> Array:
+    """Modelled cycles of one image, by points: it orders candidates and is never shown as a time.
 
     A nonzero costs its loads, two a cycle, more for the share of its window that the nearest cache cannot
     hold and where a vector straddles a line; a row costs its start, its end, its runs and its partial sums;
@@ -120,26 +122,27 @@ def _cycles(conv: Conv, target: Target, stats: Stats, shape: _Shape, vectors: in
     """
     cost = COST.get(target.isa, COST["avx512"])
     width = target.vector_bytes
-    passes = ceil_div(conv.c // conv.groups, channels)
-    span = min(
+    passes = -(-(conv.c // conv.groups) // channels)
+    span = np.minimum(
         conv.r * vectors * width,
         vectors * width + (conv.r - 1) * (shape.pitch + 1) * ITEM_BYTES[conv.dtypes.input],
     )
     runs = len(shape.shifts)
     loads = vectors + (1 - 1 / runs) if runs else vectors * (1 + cost["straddle"] * (1 - 1 / conv.s))
-    missing = max(0.0, 1 - cost["near"] * target.l1_bytes / (channels * span))
+    missing = np.maximum(0.0, 1 - cost["near"] * target.l1_bytes / (channels * span))
     nonzero = (loads + 2) / 2 + cost["miss"] * loads * missing
     kept = vectors * 4 // ITEM_BYTES[conv.dtypes.accumulator]  # partial sums are f32
     turns = max(0, runs - 1) * (cost["run"] + cost["run_vector"] * vectors)
     rows = conv.k * (
         passes * (cost["row"] + cost["sum"] * kept + turns) + (passes - 1) * cost["partial"] * kept
     )
-    moved = sum(
+    moved: Any = sum(
         count * (cost["far"] + cost["far_vector"] * vectors)
         for count, size in zip((conv.c, conv.k), shape.far, strict=True)
         if size > target.l2_bytes // 2
     )
-    return ceil_div(shape.live, vectors) * (stats.nonzeros * nonzero + rows + moved)
+    blocks = -(-shape.live // vectors)
+    return np.asarray(blocks * (stats.nonzeros * nonzero + rows + moved))
 
 
 def pack(weight: Array, conv: Conv, config: Config) -> Packed:

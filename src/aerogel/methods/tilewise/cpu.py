@@ -63,6 +63,7 @@ def pack(weight: Array, conv: Conv, config: Config) -> Packed:
     return tiled.pack(NAME, weight, conv, config, tiles(weight, conv))
 
 
+check = partial(tiled.check, NAME)
 unpack = partial(tiled.unpack, NAME)
 build = partial(tiled.build, NAME)
 layouts = tiled.layouts

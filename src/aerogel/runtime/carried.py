@@ -1,0 +1,87 @@
+"""A model on its way to another process: tensors travel without their zeros, and once.
+
+A stand-in without memory takes the place of each tensor that is mostly zeros; what is kept of it stands
+beside. The constants of the model's graph are tensors of the model, and travel as such.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from aerogel.ir import Array
+from aerogel.ir.tensors import from_torch
+
+SPARSE = 0.25
+"""Share of zeros from which a tensor travels as bits and nonzeros."""
+
+
+class Carried:
+    """A model and its graph's constants, as they are pickled; `unpacked` gives both again."""
+
+    def __init__(self, model: nn.Module, constants: Mapping[str, torch.Tensor]) -> None:
+        tensors = {id(tensor): tensor for _, _, tensor in _tensors(model)}
+        stands = {key: _stand_in(tensor) for key, tensor in tensors.items()}
+        by_memory = {_place(tensor): stands[key] for key, tensor in tensors.items()}
+        self.constants = {name: by_memory.get(_place(held), held) for name, held in constants.items()}
+        memo: dict[int, Any] = dict(stands)
+        memo |= {id(held): self.constants[name] for name, held in constants.items()}
+        self.model = copy.deepcopy(model, memo)
+        self.kept = [
+            (stands[key], *_coded(tensor)) for key, tensor in tensors.items() if stands[key] is not tensor
+        ]
+
+    def unpacked(self) -> tuple[nn.Module, dict[str, torch.Tensor]]:
+        real = {id(stand): _whole(stand, bits, kept) for stand, bits, kept in self.kept}
+        for held, name, tensor in list(_tensors(self.model)):
+            held[name] = real.get(id(tensor), tensor)
+        return self.model, {name: real.get(id(held), held).detach() for name, held in self.constants.items()}
+
+
+def _tensors(model: nn.Module) -> Iterator[tuple[dict[str, Any], str, torch.Tensor]]:
+    """Every tensor of a model, with the dictionary and the name it has there."""
+    for module in model.modules():
+        for held in (module._parameters, module._buffers, vars(module)):
+            for name, value in list(held.items()):
+                if isinstance(value, torch.Tensor):
+                    yield held, name, value
+
+
+def _place(tensor: torch.Tensor) -> tuple[int, Any, Any]:
+    return tensor.data_ptr(), tuple(tensor.shape), tensor.stride()
+
+
+def _stand_in(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor without memory, or the tensor itself where it has few zeros or is no plain one."""
+    plain = type(tensor) in (torch.Tensor, nn.Parameter) and tensor.device.type == "cpu"
+    plain = plain and tensor.layout == torch.strided and tensor.is_contiguous() and tensor.is_leaf
+    if not plain or not tensor.is_floating_point() or not tensor.numel():
+        return tensor
+    if int(torch.count_nonzero(tensor)) >= (1 - SPARSE) * tensor.numel():
+        return tensor
+    blank = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(blank, requires_grad=tensor.requires_grad)
+    return blank.requires_grad_(tensor.requires_grad)
+
+
+def _coded(tensor: torch.Tensor) -> tuple[bytes, Array]:
+    """Which elements are kept, and those. A minus zero, which pruning leaves, comes back as zero."""
+    flat = tensor.detach().reshape(-1)
+    kept = flat != 0
+    return np.packbits(kept.numpy()).tobytes(), from_torch(flat[kept])
+
+
+def _whole(stand: torch.Tensor, bits: bytes, kept: Array) -> torch.Tensor:
+    flat = torch.zeros(stand.numel(), dtype=stand.dtype)
+    where = np.unpackbits(np.frombuffer(bits, np.uint8), count=stand.numel()).view(np.bool_)
+    flat[torch.from_numpy(where)] = torch.from_numpy(kept).view(stand.dtype)
+    found = flat.reshape(stand.shape)
+    if isinstance(stand, nn.Parameter):
+        return nn.Parameter(found, requires_grad=stand.requires_grad)
+    return found.requires_grad_(stand.requires_grad)
