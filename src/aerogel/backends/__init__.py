@@ -65,6 +65,9 @@ def host_clock(run: Trial, repeats: int) -> float:
 class Runner:
     """A network under a plan: outputs for inputs in the order of the graph's, which were looked at."""
 
+    limit: int = 1 << 30
+    """Bytes of workspaces kept between calls, beside one of the sizes asked for last."""
+
     def __call__(self, inputs: list[Any]) -> list[Any]:
         raise NotImplementedError
 

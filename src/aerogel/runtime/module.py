@@ -84,6 +84,7 @@ class Compiled(torch.nn.Module):
         self.network, self.plan, self.how, self.notes = network, plan, how, notes
         self.captured = captured if network is None else network.captured
         self.backend = backend or backend_of()
+        self._limit = Runner.limit
         self._fresh()
         super().train(False)
 
@@ -101,6 +102,7 @@ class Compiled(torch.nn.Module):
         if made is None:
             assert self.network is not None
             made = self.backend.runner(self.network, self.plan)
+            made.limit = self.workspace_limit
             with self._lock:
                 made = self._runner = self._runner or made
         return made
@@ -405,6 +407,20 @@ class Compiled(torch.nn.Module):
             self.__dict__["_original"], constants = carried.unpacked()
             self.captured = self.network.captured = replace(self.captured, constants=constants)
         self._fresh()
+
+    @property
+    def workspace_limit(self) -> int:
+        """Bytes of workspaces kept between calls, at most, beside one of the sizes asked for last; 1 GiB
+        unless it is set. A call takes a workspace and gives it back: calls at once take one each."""
+        return self._limit
+
+    @workspace_limit.setter
+    def workspace_limit(self, most: int) -> None:
+        if type(most) is not int or most < 0:
+            raise InvalidArgument(f"workspace_limit is a number of bytes, not {most!r:.40}")
+        self._limit = most
+        if self._runner is not None:
+            self._runner.limit = most
 
     def workspace_bytes(self) -> int:
         """Bytes of all workspaces bound now and not in use."""

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from aerogel.backends.cpu.runner import pieces
+from aerogel.capture.separate import separate
 from aerogel.errors import InvalidArgument
 from aerogel.runtime.module import Compiled
 
@@ -36,9 +38,40 @@ class Several(Compiled):
         self.sizes = [sizes(p.captured.example) for p in points if p.captured is not None]
         if len(self.sizes) < len(points) or len(set(self.sizes)) < len(points):
             raise InvalidArgument("several points need a model that is captured whole, and sizes that differ")
+        self._apart = all(p.captured is not None and separate(p.captured) for p in points)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.points[self.nearest(sizes((args, kwargs)))](*args, **kwargs)
+        asked = sizes((args, kwargs))
+        if asked not in self.sizes and (places := self._cut(asked)):
+            return self._in_pieces(args, kwargs, places)
+        return self.points[self.nearest(asked)](*args, **kwargs)
+
+    def _cut(self, asked: tuple[tuple[int, ...], ...]) -> dict[int, int]:
+        """Points by their number of images, where a batch may be cut and only that number is another."""
+        if not self._apart or not asked or not all(asked):
+            return {}
+        rest, images = [shape[1:] for shape in asked], {shape[0] for shape in asked}
+        found = {own[0][0]: i for i, own in enumerate(self.sizes) if [s[1:] for s in own] == rest}
+        usable = {n: i for n, i in found.items() if 0 < n < max(images)}
+        return usable if len(images) == 1 else {}
+
+    def _in_pieces(self, args: Any, kwargs: Any, places: Mapping[int, int]) -> Any:
+        """The largest tuned batches that fit, then smaller ones; what is left goes to the smallest."""
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        images = next(len(v) for v in leaves if isinstance(v, torch.Tensor))
+        counts = list(pieces(images, sorted(places, reverse=True)))
+        if (left := images - sum(counts)) > 0:
+            counts.append(left)
+        done, each = 0, []
+        for count in counts:
+            cut = [v[done : done + count] if isinstance(v, torch.Tensor) else v for v in leaves]
+            own_args, own_kwargs = pytree.tree_unflatten(cut, spec)
+            point = places.get(count, places[min(places)])
+            each.append(pytree.tree_leaves(self.points[point](*own_args, **own_kwargs)))
+            done += count
+        assert self.captured is not None
+        joined = [torch.cat(parts) for parts in zip(*each, strict=True)]
+        return pytree.tree_unflatten(joined, self.captured.out_spec)
 
     def nearest(self, asked: tuple[tuple[int, ...], ...]) -> int:
         """The number of the point whose inputs are these, or have about as many elements."""
@@ -57,6 +90,16 @@ class Several(Compiled):
 
     def workspace_bytes(self) -> int:
         return sum(point.workspace_bytes() for point in self.points)
+
+    @property
+    def workspace_limit(self) -> int:
+        """Of each point."""
+        return self.points[0].workspace_limit
+
+    @workspace_limit.setter
+    def workspace_limit(self, most: int) -> None:
+        for point in self.points:
+            point.workspace_limit = most
 
 
 def sizes(call: Any) -> tuple[tuple[int, ...], ...]:

@@ -6,12 +6,14 @@ from __future__ import annotations
 import ctypes
 import warnings
 from collections import OrderedDict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import repeat
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from aerogel.backends import Runner
 from aerogel.backends.cpu.lower.planes import likely, places
@@ -22,12 +24,15 @@ from aerogel.backends.watch import Watch, without
 from aerogel.capture import interpret
 from aerogel.capture.network import Network, sizes_of
 from aerogel.capture.nodes import Shapes, problem
+from aerogel.capture.separate import separate
 from aerogel.ir import ALONE, Config, Node, Plan, Target, references
 from aerogel.locks import Lock
 from aerogel.methods import BASELINE, cpu_form
 
 SHAPES = 8
 """Sets of input shapes kept bound at once; the least recently used one goes first."""
+TOGETHER = 8
+"""Images that run at once beside one, and beside as many as the model was tuned for."""
 
 
 def program(
@@ -72,6 +77,25 @@ def _places(node: Node, name: str) -> list[int]:
     return [i for i, own in enumerate(node.conv_inputs()) if own == name]
 
 
+def batches(network: Network, plan: Plan) -> tuple[int, ...]:
+    """Numbers of images that programs are made for, the largest first; none where images of a batch may meet,
+    and each number has a program of its own."""
+    if plan.image_by_image:
+        return (1,)
+    if not separate(network.captured):
+        return ()
+    example = [v for v in pytree.tree_leaves(network.captured.example) if isinstance(v, torch.Tensor)]
+    tuned = len(example[0])
+    return tuple(sorted({1, TOGETHER, tuned} if tuned > 0 else {1, TOGETHER}, reverse=True))
+
+
+def pieces(images: int, sizes: Sequence[int]) -> Iterator[int]:
+    """So many images in pieces of these sizes, the largest first; the last is one."""
+    for size in sizes:
+        yield from repeat(size, images // size)
+        images %= size
+
+
 class CpuRunner(Runner):
     """Safe to call from any number of threads at once."""
 
@@ -82,6 +106,7 @@ class CpuRunner(Runner):
         self._threads = plan.target.threads if isinstance(plan.target, Target) else 1
         self._lock = Lock()
         self._warned = False
+        self._batches = batches(network, plan)
         self._fresh()
 
     def _fresh(self) -> None:
@@ -91,18 +116,19 @@ class CpuRunner(Runner):
         self._counted: dict[int, tuple[int, int]] = {}
 
     def __call__(self, inputs: list[Any]) -> list[Any]:
-        """Image by image where the plan says so."""
+        """A batch whose images do not meet is cut into the sizes that programs are made for."""
         threads = threads_now()
         self._warn(threads)
-        images = 1
-        if self.plan.image_by_image:
-            images = next((len(v) for v in inputs if isinstance(v, torch.Tensor) and v.dim()), 1)
-        if images < 2:
+        if not self._batches:
             return self._run(inputs, threads)
-        each = []
-        for i in range(images):
-            one = [v[i : i + 1] if isinstance(v, torch.Tensor) else v for v in inputs]
-            each.append(self._run(one, threads))
+        images = next((len(v) for v in inputs if isinstance(v, torch.Tensor) and v.dim()), 1)
+        if images in self._batches or images < 1:
+            return self._run(inputs, threads)
+        done, each = 0, []
+        for size in pieces(images, self._batches):
+            cut = [v[done : done + size] if isinstance(v, torch.Tensor) else v for v in inputs]
+            each.append(self._run(cut, threads))
+            done += size
         return [torch.cat(parts) for parts in zip(*each, strict=True)]
 
     def _run(self, inputs: list[Any], threads: int) -> list[Any]:
@@ -122,6 +148,16 @@ class CpuRunner(Runner):
                 with self._lock:
                     if key in self.programs:
                         self.free.setdefault(key, []).append(space)
+                    self._within(key)
+
+    def _within(self, last: Any) -> None:
+        """Give idle workspaces up while they have more bytes than the limit, those of sizes that were not
+        asked for lately first; one of the size asked for last stays."""
+        idle = sum(space.bytes for free in self.free.values() for space in free)
+        for key in list(self.programs):
+            free = self.free.get(key, [])
+            while idle > self.limit and len(free) > (key == last):
+                idle -= free.pop(0).bytes
 
     def _active(self, made: Program) -> dict[str, float]:
         """The share of windows that each layer which skips zeros found active since it was last asked."""
