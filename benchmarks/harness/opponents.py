@@ -129,12 +129,9 @@ def aerogel_f32(model: torch.nn.Module, call: Call, threads: int) -> Run:
 
 
 def outputs(given: Any) -> list[Any]:
-    """What a run gave, as a flat list."""
-    return (
-        list(given.values())
-        if not isinstance(given, torch.Tensor) and hasattr(given, "values")
-        else torch.utils._pytree.tree_leaves(given)
-    )
+    """What a run gave, as a flat list; OpenVINO's answer is a mapping of its own."""
+    plain = isinstance(given, torch.Tensor | dict | list | tuple)
+    return torch.utils._pytree.tree_leaves(given) if plain else list(given.values())
 
 
 OPPONENTS: dict[str, dict[str, Callable[[torch.nn.Module, Call, int], Run]]] = {

@@ -18,7 +18,7 @@ import secrets
 import shutil
 import stat
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -92,6 +92,20 @@ def compiled(name: str, make: Callable[[], bytes]) -> bytes:
     except OSError as why:
         not_kept("compiled code", why)
     return code
+
+
+def kept(names: Collection[str]) -> Path:
+    """The folder of compiled code, which holds all of these and can be read by every user, whoever owns it.
+    Raises OSError where it cannot be so."""
+    folder = cache_folder() / "objects"
+    with _own(folder) as opened:
+        for name in names:
+            if _digested(_content(name, opened)) is None:
+                raise OSError(errno.EIO, f"{name} is damaged")
+            os.chmod(name, 0o644, dir_fd=opened, follow_symlinks=True)
+    for above in (folder, cache_folder()):
+        os.chmod(above, above.stat().st_mode | 0o055)  # noqa: S103 (an image has other users than its build)
+    return folder
 
 
 def _digested(raw: bytes) -> bytes | None:

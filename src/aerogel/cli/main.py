@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from aerogel import __version__
-from aerogel.cli import pruning, reporting, timing
+from aerogel.cli import fleet, pruning, reporting, timing
 from aerogel.cli.compiled import compiled
 from aerogel.cli.options import (
     Batch,
@@ -152,3 +152,4 @@ app.command()(reporting.explain)
 app.command()(reporting.report)
 app.command()(pruning.advise)
 app.command()(pruning.prune)
+app.command()(fleet.warm)

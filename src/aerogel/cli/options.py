@@ -60,6 +60,13 @@ Sparsity = Annotated[
 Batch = Annotated[int | None, typer.Option(min=1, help="Batch to tune for.")]
 
 
+def numbers(text: str, flag: str) -> list[int]:
+    """A list of whole numbers above zero, as in 1,8."""
+    if text and not all(n.isascii() and n.isdigit() and 0 < int(n) < 2**31 for n in text.split(",")):
+        raise typer.BadParameter(f"{flag} is a list of numbers such as 1,8, not '{printable(text)}'")
+    return [int(n) for n in text.split(",") if n]
+
+
 def half(dtype: str | None) -> str | None:
     """The name of a precision."""
     if dtype not in (None, "float16", "bfloat16"):

@@ -28,6 +28,7 @@ from aerogel.cli.options import (
     Zoo,
     above_zero,
     drawable,
+    numbers,
 )
 from aerogel.cli.words import in_words
 from aerogel.errors import AerogelError, printable
@@ -63,8 +64,7 @@ def bench(
 
     Without a model of your own:  aerogel bench --zoo resnet50 --sparsity 0.9
     """
-    if not all(b.isascii() and b.isdigit() and 0 < int(b) < 2**31 for b in batch.split(",")) and batch:
-        raise typer.BadParameter(f"--batch is a list of numbers such as 1,8, not '{printable(batch)}'")
+    numbers(batch, "--batch")
     above_zero(require, "--require")
     opponents = [name for name in against.split(",") if name]
     if require is not None and not opponents:

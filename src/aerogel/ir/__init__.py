@@ -21,6 +21,7 @@ from aerogel.ir.plan import Beside, Choice, Plan, Refusal, Timing, Tried
 from aerogel.ir.stats import Idle, Stats, majority, runs_of
 from aerogel.ir.target import (
     EXTRAS,
+    ISAS,
     MOST_THREADS,
     VECTOR_BYTES,
     Gpu,
@@ -41,6 +42,7 @@ __all__ = [
     "F32",
     "GRAPH",
     "INTS",
+    "ISAS",
     "ITEM_BYTES",
     "LAYOUTS",
     "LINE_BYTES",

@@ -6,7 +6,7 @@ from __future__ import annotations
 import ctypes
 import warnings
 from collections import OrderedDict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import repeat
@@ -19,12 +19,14 @@ from aerogel.backends import Runner
 from aerogel.backends.cpu.lower.planes import likely, places
 from aerogel.backends.cpu.lower.program import Program, build
 from aerogel.backends.cpu.threads import threads as threads_now
+from aerogel.backends.cpu.threads import walker_code
 from aerogel.backends.cpu.workspace import OtherShape, Workspace
 from aerogel.backends.watch import Watch, without
 from aerogel.capture import interpret
 from aerogel.capture.network import Network, sizes_of
 from aerogel.capture.nodes import Shapes, problem
 from aerogel.capture.separate import separate
+from aerogel.errors import ShapeError
 from aerogel.ir import ALONE, Config, Node, Plan, Target, references
 from aerogel.locks import Lock
 from aerogel.methods import BASELINE, cpu_form
@@ -174,7 +176,6 @@ class CpuRunner(Runner):
         return found
 
     def _take(self, key: Any, inputs: list[Any], threads: int, skips: bool) -> Workspace:
-        target = replace(self._target, threads=threads)
         with self._lock:
             made = self.programs.get(key)
             if made is not None:
@@ -182,18 +183,42 @@ class CpuRunner(Runner):
                 if self.free.get(key):
                     return self.free[key].pop()
         if made is None:
-            shapes = self.network.shapes(inputs)
-            pooled = {c.node for c in self.plan.choices if c.pooled}
-            choices = self._choices(shapes, target, skips)
-            made = program(self.network, shapes, choices, target, pooled)
-            let_go(self.network, choices)
+            made = self._program(inputs, threads, skips)
             _give_back()
             with self._lock:
                 self.programs[key] = made
                 while len(self.programs) > SHAPES:
                     gone, _ = self.programs.popitem(last=False)
                     self.free.pop(gone, None)
-        return workspace(self.network, made, target)
+        return workspace(self.network, made, replace(self._target, threads=threads))
+
+    def _program(self, inputs: list[Any], threads: int, skips: bool) -> Program:
+        target = replace(self._target, threads=threads)
+        shapes = self.network.shapes(inputs)
+        pooled = {c.node for c in self.plan.choices if c.pooled}
+        choices = self._choices(shapes, target, skips)
+        made = program(self.network, shapes, choices, target, pooled)
+        let_go(self.network, choices)
+        return made
+
+    def warm(self, images: Iterable[int], threads: int) -> None:
+        """Have the code of calls with so many images generated, at the example's sizes; within
+        `llvm.warming`."""
+        walker_code()
+        example = self.network.captured.flat(*self.network.captured.example)
+        for size in {
+            piece for n in images for piece in (pieces(n, self._batches) if self._batches else (n,))
+        }:
+            given = [
+                torch.empty((size, *v.shape[1:]), dtype=v.dtype, device="meta")
+                if isinstance(v, torch.Tensor) and v.dim()
+                else v
+                for v in example
+            ]
+            if (why := self.network.captured.misfit(given, "meta")) is not None:
+                raise ShapeError(f"a batch of {size}: {why}")
+            for skips in {True, not without({c.node: c for c in self.plan.choices})}:
+                self._program(given, threads, skips)
 
     def _choices(self, shapes: Shapes, target: Target, skips: bool) -> dict[str, Config]:
         """The plan's choices, for any number of images; at other sizes the same methods, each with its own

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from aerogel.codegen.cpu import llvm, segment
 from aerogel.codegen.cpu.abi import Code, Kernel
-from aerogel.ir import Array, host
+from aerogel.ir import Array, here_levels
 
 _SYMBOLS = {
     "parallel": "GOMP_parallel",
@@ -66,9 +66,14 @@ def settle() -> None:
         _settled.done = True
 
 
+def walker_code() -> Code:
+    """The loop over a segment's kernels: the same code on every CPU of a kind, since it only calls."""
+    return llvm.function("segment", segment.ENTRY, segment.emit, here_levels()[-1])
+
+
 @cache
 def _walker() -> tuple[Callable[[int], None], Code]:
-    code = llvm.function("segment", segment.ENTRY, segment.emit, host().isa)
+    code = walker_code()
     return ctypes.CFUNCTYPE(None, ctypes.c_void_p)(code.address), code
 
 

@@ -18,7 +18,9 @@ import hashlib
 import re
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from itertools import count
 from typing import Any
 
@@ -28,7 +30,7 @@ from aerogel.codegen.cpu import abi
 from aerogel.codegen.cpu.abi import Code
 from aerogel.disk import compiled
 from aerogel.errors import PlanMismatch
-from aerogel.ir import Target, here_levels, host
+from aerogel.ir import Target, here_levels
 from aerogel.locks import Lock
 
 _CPU = {"avx512": "x86-64-v4", "avx2": "x86-64-v3", "generic": "x86-64", "neon": "generic"}
@@ -78,6 +80,9 @@ def function(
     called.
     """
     key = hashlib.sha256(f"{abi.digest()} {name} {isa} {half} {amx}".encode()).hexdigest()
+    if (warm := _warm.get()) is not None:
+        warm.add(key, emit, isa, half, amx)
+        return Code(0, None)
     with _lock:
         code = _loaded.get(key)
         if code is None:
@@ -116,4 +121,38 @@ def _link(content: bytes, entry: str) -> Code:
 
 
 def _cached(key: str, emit: Callable[[], str], isa: str, half: bool, amx: bool) -> bytes:
-    return compiled(f"{host().isa}-{key}.o", lambda: object_code(emit(), isa, half=half, amx=amx))
+    return compiled(f"{isa}-{key}.o", lambda: object_code(emit(), isa, half=half, amx=amx))
+
+
+class Warm:
+    """Code that was asked for while nothing is linked: the names of its objects, and of those compiled."""
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+        self.compiled: set[str] = set()
+
+    def add(self, key: str, emit: Callable[[], str], isa: str, half: bool, amx: bool) -> None:
+        name = f"{isa}-{key}.o"
+        if name in self.names:
+            return
+        self.names.add(name)
+
+        def noted() -> str:
+            self.compiled.add(name)
+            return emit()
+
+        _cached(key, noted, isa, half, amx)
+
+
+_warm: ContextVar[Warm | None] = ContextVar("aerogel warm", default=None)
+
+
+@contextmanager
+def warming(seen: Warm) -> Iterator[None]:
+    """Within it code goes into the cache and no further, whatever CPU it is for; what is built must not be
+    called."""
+    token = _warm.set(seen)
+    try:
+        yield
+    finally:
+        _warm.reset(token)
