@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from aerogel.backends.cpu import cores as allowed
+from aerogel.backends.cpu.cores import cpu_quota
 from aerogel.cli import doctor
-from aerogel.cli.surroundings import cpu_quota, false_triton, unsafe, written
+from aerogel.cli.surroundings import false_triton, unsafe, written
 
 
 def make(root: Path, files: dict[str, str]) -> Path:
@@ -81,15 +83,17 @@ def test_cpu_quota(tmp_path: Path, files: dict[str, str], process: str, wanted: 
             True,
             "torch uses 4 threads, this process may run on 8 cores, no cgroup CPU quota",
         ),
+        (8, 4, None, None, True, "nobody has set a number, so aerogel takes 4"),
+        (8, 8, 2.5, None, True, "quota is 2.5 cores: nobody has set a number, so aerogel takes 2"),
         (
-            8,
+            6,
             4,
             None,
             None,
             False,
             "say --threads 4, set OMP_NUM_THREADS=4, or in Python torch.set_num_threads(4)",
         ),
-        (8, 8, 2.5, None, False, "quota is 2.5 cores: too many threads wait for each other; say --threads 2"),
+        (6, 8, 2.5, None, False, "quota is 2.5 cores: too many threads wait for each other; say --threads 2"),
         (2, 8, 0.5, None, False, "say --threads 1"),
         (1, 8, 0.5, None, True, "quota is 0.5 cores"),
         (8, 4, None, "8", False, "OMP_NUM_THREADS is 8: too many"),
@@ -107,9 +111,11 @@ def test_threads(
     says: str,
 ) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    monkeypatch.setattr(doctor, "cores", lambda: cores)
-    monkeypatch.setattr(doctor, "cpu_quota", lambda: quota)
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(allowed, "cores", lambda: cores)
+    monkeypatch.setattr(allowed, "cpu_quota", lambda: quota)
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    for name in allowed.ASKED:
+        monkeypatch.delenv(name, raising=False)
     if variable is not None:
         monkeypatch.setenv("OMP_NUM_THREADS", variable)
     found = doctor._threads()

@@ -296,3 +296,40 @@ def test_warm_says_what_is_wrong(saved: tuple[Path, torch.Tensor], monkeypatch: 
     ran = CliRunner().invoke(app, ["warm", str(path)])
     assert ran.exit_code == 1
     assert "cannot be kept" in ran.output
+
+
+FEW_CORES = """
+    import os, sys, threading
+    import torch
+    from aerogel.backends.cpu import cores
+    cores.cores, cores.cpu_quota = lambda: 4, lambda: 1.5
+    os.cpu_count = lambda: 4
+    torch.set_num_threads(int(sys.argv[1]))
+    import aerogel
+    fast = aerogel.compile(torch.nn.Conv2d(3, 4, 3), torch.randn(1, 3, 8, 8), tune="off")
+    seen = [torch.get_num_threads(), fast.plan.target.threads]
+    def call():
+        fast(torch.randn(1, 3, 8, 8))
+        seen.append(torch.get_num_threads())
+    other = threading.Thread(target=call)
+    other.start()
+    other.join()
+    print(seen)
+"""
+
+
+@pytest.mark.parametrize(
+    ("threads", "variable", "wanted"), [(4, "", [1, 1, 1]), (3, "", [3, 3]), (4, "4", [4, 4])]
+)
+def test_threads_follow_the_quota(threads: int, variable: str, wanted: list[int]) -> None:
+    """Where nobody has set a number."""
+    env = {k: v for k, v in os.environ.items() if k not in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
+    env |= {"OMP_NUM_THREADS": variable} if variable else {}
+    ran = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(FEW_CORES), str(threads)],
+        capture_output=True,
+        text=True,
+        env=env,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert json.loads(ran.stdout)[: len(wanted)] == wanted

@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 
 from aerogel import __version__
-from aerogel.backends.cpu import threads
-from aerogel.cli.surroundings import cores, cpu_quota, false_triton, unsafe, written
+from aerogel.backends.cpu import cores, threads
+from aerogel.cli.surroundings import false_triton, unsafe, written
 from aerogel.disk import cache_folder, private_folder
 from aerogel.errors import AerogelError
 from aerogel.ir import here_levels, host
@@ -99,15 +99,16 @@ def _gpu() -> Finding:
 
 
 def _threads() -> Finding:
-    wanted, allowed, quota = torch.get_num_threads(), cores(), cpu_quota()
-    usable = allowed if quota is None else min(allowed, max(1, int(quota)))
-    facts = f"torch uses {wanted} threads, this process may run on {allowed} cores"
+    wanted, quota, usable = torch.get_num_threads(), cores.cpu_quota(), cores.usable()
+    facts = f"torch uses {wanted} threads, this process may run on {cores.cores()} cores"
     facts += ", no cgroup CPU quota" if quota is None else f", the cgroup's CPU quota is {quota:g} cores"
-    said = os.environ.get("OMP_NUM_THREADS")
-    facts += "" if said is None else f", OMP_NUM_THREADS is {said}"
+    said = os.environ.get(cores.ASKED[0])
+    facts += "" if said is None else f", {cores.ASKED[0]} is {said}"
     remedy = (
         f"say --threads {usable}, set OMP_NUM_THREADS={usable}, or in Python torch.set_num_threads({usable})"
     )
+    if wanted > usable and cores.by_default(wanted):
+        return Finding("threads", f"{facts}: nobody has set a number, so aerogel takes {usable}")
     if wanted > usable:
         return Finding("threads", f"{facts}: too many threads wait for each other; {remedy}", good=False)
     if said is not None and not (said.isascii() and said.isdigit() and int(said) > 0):

@@ -1,65 +1,15 @@
-"""What surrounds a process and may work against it: limits on cores, folders that others can write, a folder
-called triton."""
+"""What surrounds a process and may work against it: folders that others can write, a folder called triton."""
 
 from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from importlib.machinery import PathFinder
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 TRITON = ("compiler", "language", "runtime")
 """Folders that the package of that name has."""
-
-
-def cores() -> int:
-    """Cores this process may run on: its affinity, where the system has one."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
-
-
-def cpu_quota(root: Path = Path("/sys/fs/cgroup"), process: Path = Path("/proc/self/cgroup")) -> float | None:
-    """Cores that the process's control groups allow, the least of its own and those around it; None where
-    none limits them.
-
-    cgroup v2 has cpu.max in each folder; v1 two files in a tree for the cpu alone.
-    """
-    found = [_quota(folder) for folder in _groups(root, process)]
-    limits = [quota for quota in found if quota is not None]
-    return min(limits) if limits else None
-
-
-def _groups(root: Path, process: Path) -> Iterator[Path]:
-    """The folders of the process's control groups, and those above them; the roots where the process does not
-    say."""
-    try:
-        lines = process.read_text().splitlines()
-    except OSError:
-        lines = []
-    for line in ["0::/", "1:cpu:/", *lines]:
-        _, _, rest = line.partition(":")
-        controllers, _, group = rest.partition(":")
-        own = [part for part in PurePosixPath(group).parts if part not in ("/", "..")]
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        for tree in (root,) if not controllers else (root / controllers, root / "cpu"):
-            yield from (tree.joinpath(*own[:deep]) for deep in range(len(own) + 1))
-
-
-def _quota(folder: Path) -> float | None:
-    try:
-        quota, period = (folder / "cpu.max").read_text().split()
-        return None if quota == "max" else int(quota) / int(period)
-    except (OSError, ValueError, ZeroDivisionError):
-        pass
-    try:
-        quota_us, period_us = (
-            int((folder / f"cpu.cfs_{name}_us").read_text()) for name in ("quota", "period")
-        )
-        return None if quota_us <= 0 else quota_us / period_us
-    except (OSError, ValueError, ZeroDivisionError):
-        return None
 
 
 def written(folder: Path) -> OSError | None:

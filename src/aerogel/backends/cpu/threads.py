@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from aerogel.backends.cpu.cores import by_default, usable
 from aerogel.codegen.cpu import llvm, segment
 from aerogel.codegen.cpu.abi import Code, Kernel
 from aerogel.ir import Array, here_levels
@@ -59,11 +60,14 @@ def threads() -> int:
 
 
 def settle() -> None:
-    """Before a call: in a forked child torch goes down to one thread. The number is kept for each thread, so
-    each is told once."""
-    if _forked[0] and not getattr(_settled, "done", False):
-        torch.set_num_threads(1)
-        _settled.done = True
+    """Before a call: torch goes down to one thread in a forked child, and to the cores this process can have
+    where the user has set nothing. The number is kept for each thread, so each is told once."""
+    if getattr(_settled, "forked", None) == _forked[0]:
+        return
+    _settled.forked = _forked[0]
+    now, wanted = torch.get_num_threads(), 1 if _forked[0] else usable()
+    if _forked[0] or (now > wanted and by_default(now)):
+        torch.set_num_threads(wanted)
 
 
 def walker_code() -> Code:
