@@ -170,13 +170,15 @@ class Hidden:
 
 
 @pytest.fixture(autouse=True)
-def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    """aerogel never opens a connection; a test that tries fails."""
+def _no_network(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """aerogel opens no connection unless it is given an address; a test that tries fails. Those marked
+    `loopback` have servers of their own."""
     connect = socket.socket.connect
+    own = request.node.get_closest_marker("loopback") is not None
 
-    def refuse(self: socket.socket, address: object) -> None:
-        if self.family == socket.AF_UNIX:
-            connect(self, address)  # type: ignore[arg-type]
+    def refuse(self: socket.socket, address: Any) -> None:
+        if self.family == socket.AF_UNIX or (own and address[0] == "127.0.0.1"):
+            connect(self, address)
             return
         raise AssertionError(f"a connection to {address} was tried")
 

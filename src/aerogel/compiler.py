@@ -48,9 +48,10 @@ from aerogel.runtime.private import private, restored, writes_weights
 from aerogel.runtime.reading import first_line, network_of, steady
 from aerogel.runtime.weights import as_weights
 from aerogel.tune import search
+from aerogel.tune.agreed import Known
 from aerogel.tune.choose import Asked, as_planned, tuned
 from aerogel.tune.measure import interleaved
-from aerogel.tune.store import Known, Store, model_key, not_offered
+from aerogel.tune.store import Store, model_key, not_offered
 from aerogel.tune.whole import ROUNDS, batched, differs, judged, looked
 
 
@@ -111,7 +112,7 @@ def compile(
     backend = backend_of(call)
     wanted = (BASELINE,) if strict_nan else names
     asked = Asked(tune, search.effort(tune), wanted, backend, Store(store, backend), stored_as, samples)
-    with torch.random.fork_rng(devices=[]), shown(progress) as line:
+    with torch.random.fork_rng(devices=[]), shown(progress) as line, asked.store.shared():
         if isinstance(model, str | Path):
             points, found = points_of(shapes), list[Compiled]()
             line.split(len(points))

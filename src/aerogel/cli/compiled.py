@@ -17,7 +17,7 @@ def compiled(
     threads: int | None,
     dtype: str | None,
     tune: str | None,
-    store: Path | None,
+    store: str | None,
     weights: Path | None,
     trust: bool,
     quiet: bool,

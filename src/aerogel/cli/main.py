@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from aerogel import __version__
-from aerogel.cli import fleet, pruning, reporting, timing
+from aerogel.cli import fleet, pruning, records, reporting, timing
 from aerogel.cli.compiled import compiled
 from aerogel.cli.options import (
     Batch,
@@ -153,3 +153,4 @@ app.command()(reporting.report)
 app.command()(pruning.advise)
 app.command()(pruning.prune)
 app.command()(fleet.warm)
+app.add_typer(records.app, name="store")

@@ -44,7 +44,10 @@ Tune = Annotated[
     ),
 ]
 Stored = Annotated[
-    Path | None, typer.Option("--store", help="Folder of tuning records; the user's own if not given.")
+    str | None,
+    typer.Option(
+        "--store", help="Folder of tuning records, or s3://bucket/path; the user's own if not given."
+    ),
 ]
 Weights = Annotated[
     Path | None, typer.Option(help="A .safetensors file with the state of package.module:build's module.")

@@ -1,7 +1,10 @@
 """Tuning records on disk, the only persistence: what was measured once on this machine is not measured again.
 
-    tuning/WORLD/layers/CONV/MASK.json      the candidates of one layer, timed
-    tuning/WORLD/models/KEY.json            the choices of a whole model, with its timing
+    tuning/WORLD/layers/CONV/MASK/NAME.json   the candidates of one layer, timed
+    tuning/WORLD/models/KEY/NAME.json         the choices of a whole model, with its timing
+
+Each measurement has a name of its own, a digest of what it says. Where there are several of one thing, as
+in a fleet's store (fleet.py), what most of them say is taken (agreed.py).
 
 A record is immutable and names its world: machine, threads, torch, the code that times depend on. Another
 world has another folder, and a record whose key is not the one asked for is a miss. A record is never code:
@@ -13,8 +16,9 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from datetime import date
 from functools import cache
 from importlib.metadata import version
@@ -26,14 +30,19 @@ import numpy as np
 from aerogel.backends import Backend
 from aerogel.backends.watch import without
 from aerogel.disk import cache_folder, not_kept, read_small, write_whole
-from aerogel.errors import AerogelError, InvalidArgument, printable
+from aerogel.errors import AerogelError, printable
 from aerogel.ir import GRAPH, Array, Choice, Config, Conv, Dtypes, Plan, Stats, Way
 from aerogel.methods import METHODS
+from aerogel.tune import agreed
+from aerogel.tune.agreed import Known
+from aerogel.tune.fleet import Fleet
 
 log = logging.getLogger("aerogel")
 FORMAT = "aerogel-record-1"
 LARGEST = 16 << 20
 """Bytes of a record worth reading."""
+MOST = 64
+"""Measurements of one thing that are looked at."""
 NEAR = 0.25
 """Densities that differ by less than this share are alike enough to order candidates."""
 
@@ -94,39 +103,43 @@ def not_offered(
     return None
 
 
-@dataclass(frozen=True)
-class Known:
-    """A whole model's record: its plan, who runs it ("graph" or a torch layout), what was said, and when."""
-
-    plan: Plan
-    how: Way
-    notes: tuple[str, ...]
-    measured: str
-
-
 class Store:
     """Records of one world in a folder."""
 
     def __init__(self, folder: str | Path | None, backend: Backend) -> None:
-        if isinstance(folder, str) and "://" in folder:
-            raise InvalidArgument(
-                f"a store is a folder on this machine; '{folder}' is an address, and those are not read yet"
-            )
+        """An address (`s3://bucket/path`) is a fleet's store: its records are copied to the user's own folder
+        once, and new ones sent there (`shared`)."""
+        self.fleet = Fleet.of(folder) if isinstance(folder, str) and "://" in folder else None
         self.backend = backend
         self._world = {"target": str(backend.target), "torch": version("torch"), "aerogel": timed_digest()}
         name = hashlib.sha256(json.dumps(self._world, sort_keys=True).encode()).hexdigest()[:16]
-        self.folder = (cache_folder() / "tuning" if folder is None else Path(folder)) / name
+        own = folder is None or self.fleet is not None
+        self.folder = (cache_folder() / "tuning" if own else Path(str(folder))) / name
+        self._new: list[Path] = []
+
+    @contextmanager
+    def shared(self) -> Iterator[None]:
+        """Within it: first what others of the fleet have measured is copied here, at the end what was
+        measured here is sent there."""
+        if self.fleet is not None:
+            self.fleet.fetch(self.folder)
+        try:
+            yield
+        finally:
+            if self.fleet is not None and self._new:
+                self.fleet.send(self.folder, self._new)
+                self._new = []
 
     def layer(self, conv: Conv, weight: Array, effort: str) -> Choice | None:
         """The layer's timed candidates, if this very mask was measured here."""
-        path, key = self._layer(conv, mask_digest(weight), effort)
-        found = self._read(path, key)
-        if found is None or len(found.plan.choices) != 1:
-            return None
-        (choice,) = found.plan.choices
-        stats = Stats.of(weight, choice.idle)
-        same = choice.conv == conv and offered(choice, stats, self.backend, self.backend.target)
-        return choice if same else None
+        folder, key = self._layer(conv, mask_digest(weight), effort)
+        stats, good = Stats.of(weight), list[Choice]()
+        for found in self._all(folder, key):
+            choice = found.plan.choices[0] if len(found.plan.choices) == 1 else None
+            if choice is not None and choice.conv == conv:
+                own = replace(stats, idle=choice.idle)
+                good += [choice] if offered(choice, own, self.backend, self.backend.target) else []
+        return agreed.layer(good)
 
     def near(self, conv: Conv, weight: Array, effort: str) -> tuple[Config, ...]:
         """Configurations of the same problem at the nearest density, fastest first: an order for candidates,
@@ -134,18 +147,17 @@ class Store:
         stats = Stats.of(weight)
         density = 1 - stats.sparsity
         best: tuple[float, tuple[Config, ...]] = (NEAR, ())
-        path, key = self._layer(conv, "", effort)
+        folder, key = self._layer(conv, "", effort)
         try:
-            others = sorted(p for p in path.parent.iterdir() if p.suffix == ".json")[:64]
+            others = sorted(folder.iterdir())[:MOST]
         except (FileNotFoundError, NotADirectoryError):
             return ()
         except OSError as why:
             not_kept("a tuning record", why)
             return ()
         for other in others:
-            found = self._read(other, {**key, "mask": other.stem})
-            if found is not None and len(found.plan.choices) == 1:
-                (choice,) = found.plan.choices
+            for found in self._all(other, {**key, "mask": other.name})[:1]:
+                choice = found.plan.choices[0]
                 apart = abs(1 - choice.sparsity - density) / max(density, 1e-9)
                 if (
                     choice.conv == conv
@@ -164,29 +176,37 @@ class Store:
     ) -> Known | None:
         """The whole model's choices. `layers` are the graph's convolutions in order, by name and with their
         weights; `ways` the ways in which torch could run the model."""
-        found = self._read(self.folder / "models" / f"{key}.json", {**self._world, "model": key})
-        if found is None or found.how not in (GRAPH, *ways):
-            return None
-        choices = found.plan.choices
-        same = [(name, conv) for name, conv, _ in layers] == [
-            (c.node, replace(c.conv.layer(), dtypes=Dtypes())) for c in choices
-        ]
-        known = (
-            same
-            and not_offered(
-                choices, [Stats.of(weight) for *_, weight in layers], self.backend, self.backend.target
-            )
-            is None
-        )
-        return found if known else None
+        records = self._all(self.folder / "models" / key, {**self._world, "model": key})
+        records = [found for found in records if found.how in (GRAPH, *ways)]
+        stats = [Stats.of(weight) for *_, weight in layers] if records else []
+        named = [(name, conv) for name, conv, _ in layers]
+        good = []
+        for found in records:
+            choices = found.plan.choices
+            if named == [(c.node, replace(c.conv.layer(), dtypes=Dtypes())) for c in choices]:
+                wrong = not_offered(choices, stats, self.backend, self.backend.target)
+                good += [found] if wrong is None else []
+        return agreed.model(good)
 
     def put_model(self, key: str, plan: Plan, how: Way, notes: tuple[str, ...]) -> None:
-        self._write(self.folder / "models" / f"{key}.json", {**self._world, "model": key}, plan, how, notes)
+        self._write(self.folder / "models" / key, {**self._world, "model": key}, plan, how, notes)
 
     def _layer(self, conv: Conv, mask: str, effort: str) -> tuple[Path, dict[str, str]]:
         problem = hashlib.sha256(f"{conv} {effort}".encode()).hexdigest()[:32]
         key = {**self._world, "conv": str(conv), "effort": effort, "mask": mask}
-        return self.folder / "layers" / problem / f"{mask}.json", key
+        return self.folder / "layers" / problem / mask, key
+
+    def _all(self, folder: Path, key: dict[str, str]) -> list[Known]:
+        """Every measurement of one thing, in the order of their names."""
+        try:
+            names = sorted(p for p in folder.iterdir() if p.suffix == ".json")[:MOST]
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except OSError as why:
+            not_kept("a tuning record", why)
+            return []
+        found = (self._read(path, key) for path in names)
+        return [known for known in found if known is not None and known.plan.choices]
 
     def _read(self, path: Path, key: dict[str, str]) -> Known | None:
         try:
@@ -221,7 +241,7 @@ class Store:
             log.warning("ignoring a tuning record: %s: %s", printable(path.name), printable(why)[:200])
             return None
 
-    def _write(self, path: Path, key: dict[str, str], plan: Plan, how: Way, notes: tuple[str, ...]) -> None:
+    def _write(self, folder: Path, key: dict[str, str], plan: Plan, how: Way, notes: tuple[str, ...]) -> None:
         body = {
             "key": key,
             "how": str(how),
@@ -230,8 +250,10 @@ class Store:
             "plan": json.loads(plan.to_json()),
         }
         digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+        path = folder / f"{digest[:32]}.json"
         try:
             write_whole(path, json.dumps({"format": FORMAT, "digest": digest, "body": body}).encode())
+            self._new.append(path)
         except OSError as why:
             not_kept("a tuning record", why)
 
