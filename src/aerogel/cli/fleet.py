@@ -24,7 +24,7 @@ def warm(
     For the build of an image: nothing runs, so the CPU may be another than that of the machines the image is
     for. The folder is that of AEROGEL_CACHE; it can be read by every user afterwards.
 
-    Example:  AEROGEL_CACHE=/opt/aerogel aerogel warm model.aero --batch 1,8 --threads 1,2
+    Example:  AEROGEL_CACHE=/srv/aerogel aerogel warm model.aero --batch 1,8 --threads 1,2
     """
     sizes, counts = numbers(batch, "--batch"), numbers(threads, "--threads")
     with in_words():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from torch import nn
 
 from aerogel.ir import Array
 from aerogel.ir.tensors import from_torch
+from aerogel.runtime.graphmodel import Later
 
 SPARSE = 0.25
 """Share of zeros from which a tensor travels as bits and nonzeros."""
@@ -41,6 +43,29 @@ class Carried:
         for held, name, tensor in list(_tensors(self.model)):
             held[name] = real.get(id(tensor), tensor)
         return self.model, {name: real.get(id(held), held).detach() for name, held in self.constants.items()}
+
+
+def sent(state: dict[str, Any]) -> dict[str, Any]:
+    """What a compiled module holds, as it is pickled: its weights are in its network, as they were packed."""
+    network, captured = state["network"], state["captured"]
+    if network is None or captured is None or state["_body"] is not None:
+        return state
+    original = state["_original"]
+    model = original.made() if isinstance(original, Later) else original
+    bare = copy.copy(network)
+    bare.captured = replace(captured, constants={})
+    carried = Carried(model, captured.constants)
+    return {**state, "_original": carried, "captured": bare.captured, "network": bare}
+
+
+def received(state: dict[str, Any]) -> dict[str, Any]:
+    """The inverse."""
+    carried, network = state["_original"], state["network"]
+    if not isinstance(carried, Carried):
+        return state
+    model, constants = carried.unpacked()
+    network.captured = replace(state["captured"], constants=constants)
+    return {**state, "_original": model, "captured": network.captured}
 
 
 def _tensors(model: nn.Module) -> Iterator[tuple[dict[str, Any], str, torch.Tensor]]:

@@ -14,17 +14,17 @@ from torch.utils import _pytree as pytree
 from aerogel.backends import Backend, Runner, backend_of
 from aerogel.backends.cpu import threads
 from aerogel.capture import interpret
-from aerogel.capture.captured import SAME_NAME, Captured, drawn
-from aerogel.capture.fuse import fuse
+from aerogel.capture.captured import Captured, drawn
 from aerogel.capture.network import Network
 from aerogel.errors import AerogelError, InvalidArgument, ShapeError
 from aerogel.ir import GRAPH, Plan, Timing, Way
 from aerogel.locks import Lock
 from aerogel.methods import BASELINE
 from aerogel.runtime import operator, others
-from aerogel.runtime.carried import Carried
+from aerogel.runtime.carried import received, sent
 from aerogel.runtime.eager import channels_last, memory_of, unshared
 from aerogel.runtime.graphmodel import GraphModel, Later
+from aerogel.runtime.state import new_values
 
 MOST_ACCEPTED = 1024
 """Kinds of calls remembered as looked at: sizes, element types and values that are no tensors."""
@@ -324,47 +324,8 @@ class Compiled(torch.nn.Module):
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
         """New values for the same masks: folded and packed again under the same plan."""
-        if not isinstance(state_dict, Mapping):
-            raise InvalidArgument(
-                f"a state is what state_dict() of the model gives, not a {type(state_dict).__name__}"
-            )
-        if self.network is None or self.how != GRAPH:
-            raise AerogelError(
-                "this module runs the original model. Load the weights there, then compile again."
-            )
-        old, own = self.network.captured, self.original.state_dict()
-        for name, value in state_dict.items():
-            held = own.get(name)
-            if held is None:
-                continue
-            if not isinstance(value, torch.Tensor) or value.shape != held.shape:
-                raise InvalidArgument(
-                    f"'{name}' is {_shaped(value)}; the model's is {_shaped(held)}. Load the "
-                    "weights of this model."
-                )
-            if held.dim() > 1 and not torch.equal(held != 0, value != 0):
-                raise InvalidArgument(
-                    f"'{name}' has other zeros than the compiled model. Load it into the original, "
-                    "then compile again."
-                )
-        cast = {
-            name: value.to(own[name].dtype) if name in own else value for name, value in state_dict.items()
-        }
-        try:
-            answer = self.original.load_state_dict(cast, strict)
-        except RuntimeError as why:
-            raise AerogelError(f"{' '.join(str(why).split())[:400]}") from None
-        now = self.original.state_dict()
-        state = {name: name.removesuffix(SAME_NAME) for name in old.constants}
-        constants = {
-            n: now[state[n]].detach().clone() if state[n] in now else value
-            for n, value in old.constants.items()
-        }
-        captured = replace(old, constants=constants)
-        graph, fused, _ = fuse(captured.graph, constants, captured.shapes, captured.types)
-        half, self.network = self.network.half, Network(captured, graph, fused)
-        self.network = self.network if half is None else self.network.halved(half)
-        self.captured, self.source = captured, None
+        answer = new_values(self, state_dict, strict)
+        self.source = None
         self._fresh()
         return answer
 
@@ -390,22 +351,10 @@ class Compiled(torch.nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         """For other processes: weights as they were packed, and the original without its zeros."""
-        state = self._unbound()
-        if self.network is None or self.captured is None or state["_body"] is not None:
-            return state
-        state["_original"] = Carried(self.original, self.captured.constants)
-        state["captured"] = replace(self.captured, constants={})
-        state["network"] = copy.copy(self.network)
-        state["network"].captured = state["captured"]
-        return state
+        return sent(self._unbound())
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        if isinstance(carried := state["_original"], Carried):
-            assert self.captured is not None
-            assert self.network is not None
-            self.__dict__["_original"], constants = carried.unpacked()
-            self.captured = self.network.captured = replace(self.captured, constants=constants)
+        self.__dict__.update(received(state))
         self._fresh()
 
     @property
@@ -448,11 +397,3 @@ def _tensor(name: str, value: Any) -> torch.Tensor:
         return torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError) as why:
         raise ShapeError(f"input '{name}' is a {type(value).__name__}, no array: {why}") from None
-
-
-def _shaped(value: Any) -> str:
-    return (
-        "x".join(map(str, value.shape)) or "one number"
-        if isinstance(value, torch.Tensor)
-        else f"a {type(value).__name__}"
-    )
