@@ -55,6 +55,8 @@ with tempfile.TemporaryDirectory() as name:
         ("methods",),
         ("compile", *model, "-o", "m.aero"),
         ("explain", "m.aero"),
+        ("warm", "m.aero"),
+        ("store", "ls"),
         ("report", "m.aero", "-o", "again.html"),
         ("bench", *model, "--sparsity", "0.9", "--rounds", "3", "--plot", "bench.png"),
         ("bench", "--zoo", "squeezenet", "--sparsity", "0.9", "--rounds", "2", "--tune", "off"),
