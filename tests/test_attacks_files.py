@@ -35,6 +35,9 @@ Texts = dict[str, Any]
 REF = {"ref": "bad"}
 
 
+REF_X = {"ref": "x"}
+
+
 def _node(name: str, op: str, *args: Any, **kwargs: Any) -> Any:
     return {"name": name, "op": op, "args": list(args), "kwargs": kwargs, "conv": None, "layer": ""}
 
@@ -144,6 +147,10 @@ ATTACKS: dict[str, Callable[[Texts, Any], None]] = {
     "7 out=": _written,
     "8 data outside": _piece(node("Add", "x", "w"), w=_elsewhere()),
     "9 empty": _with(_node("bad", "aten.empty.memory_format", [4000])),
+    "10 an element type by its number": _with(_node("bad", "aten.to.dtype", REF_X, 255)),
+    "10b of a view": _with(_node("bad", "aten.view.dtype", REF_X, 255)),
+    "10c a layout by its number": _with(_node("bad", "aten.contiguous.default", REF_X, memory_format=77)),
+    "10d of zeros": _with(_node("bad", "aten.zeros.default", [4], dtype=255)),
     # and what lies beside them
     "3b a list times a number": _with(_node("bad", "int.mul", [1, 2], 500_000_000)),
     "5b zeros on a device": _with(_node("bad", "aten.zeros.default", [1 << 30], device={"device": "cpu"})),
@@ -206,18 +213,35 @@ def outcomes(
         parsed, own = {name: json.loads(text) for name, text in texts.items()}, dict(arrays)
         if "x" not in parsed["graph"]["inputs"]:
             parsed = json.loads(json.dumps(parsed).replace(f'"{parsed["graph"]["inputs"][0]}"', '"x"'))
+        running = copy.deepcopy(parsed)
+        parsed["model"]["network"] = None  # as older versions wrote it
         change(parsed, own)
-        content = container.to_bytes({name: json.dumps(p) for name, p in parsed.items()}, own)
-        (folder / "m.aero").write_bytes(content)
-        with contextlib.chdir(folder):
-            found[name] = apart(lambda: loaded("m.aero"))
+        _as_it_runs(running, own, change)
+        for kind, made in (("", parsed), (RUNS, running)):
+            content = container.to_bytes({name: json.dumps(p) for name, p in made.items()}, own)
+            (folder / "m.aero").write_bytes(content)
+            with contextlib.chdir(folder):
+                found[name + kind] = apart(lambda: loaded("m.aero"))
     return found
+
+
+RUNS = ", in the graph that runs"
+
+
+def _as_it_runs(texts: Texts, arrays: Any, change: Callable[[Texts, Any], None]) -> None:
+    """The change in the graph as it was captured and in the one that runs."""
+    view = {**texts, "graph": texts["network"], "model": copy.deepcopy(texts["model"])}
+    change(view, arrays)
+    change(texts, arrays)
+    known = texts["model"]["network"]["constants"]
+    known |= {name: name for name in texts["network"]["constants"] if name in arrays and name == "piece"}
 
 
 @pytest.mark.parametrize("name", ATTACKS)
 def test_a_hostile_model_is_refused(name: str, outcomes: dict[str, Any]) -> None:
     """Also when it was called: what came back, and what became of the caller's tensor, would be said."""
-    assert outcomes[name]["kind"] == "refused", outcomes[name]
+    for kind in ("", RUNS):
+        assert outcomes[name + kind]["kind"] == "refused", outcomes[name + kind]
 
 
 def test_the_file_itself_is_good(saved: Path) -> None:
@@ -228,6 +252,7 @@ def test_several_values_at_once_are_one_argument(saved: Path, tmp_path: Path) ->
     """torch takes the list that chunk gives; so do we."""
     texts, arrays = container.from_bytes(saved.read_bytes())
     parsed = {name: json.loads(text) for name, text in texts.items()}
+    parsed["model"]["network"] = None
     last = parsed["graph"]["nodes"][-1]["name"]
     cut = _node("two", "aten.chunk.default", {"ref": last}, 2, 1)
     _with(cut, _node("bad", "aten.cat.default", {"ref": "two"}, 1))(parsed, arrays)
@@ -325,7 +350,7 @@ def test_10_a_cache_of_roots_is_read_and_not_written(tmp_path: Path, monkeypatch
 def test_11_a_record_that_runs_the_model_in_no_known_way_is_a_miss(tmp_path: Path) -> None:
     model, x = sparse(Skip(), 0.9), torch.randn(1, 3, 20, 20)
     aerogel.compile(model, x, tune="fast", store=tmp_path)
-    (path,) = tmp_path.glob("*/models/*.json")
+    (path,) = tmp_path.glob("*/models/*/*.json")
     good = json.loads(path.read_text())
     names = [c["node"] for c in good["body"]["plan"]["choices"]]
     for how, nodes in (
@@ -337,6 +362,8 @@ def test_11_a_record_that_runs_the_model_in_no_known_way_is_a_miss(tmp_path: Pat
         for choice, name in zip(forged["plan"]["choices"], nodes, strict=True):
             choice["node"] = name
         digest = hashlib.sha256(json.dumps(forged, sort_keys=True).encode()).hexdigest()
+        for other in path.parent.iterdir():
+            other.unlink()
         path.write_text(json.dumps({"format": good["format"], "digest": digest, "body": forged}))
         fast = aerogel.compile(model, x, tune="fast", store=tmp_path)
         assert "from the store" not in str(aerogel.explain(fast)), how
@@ -369,7 +396,7 @@ def test_12_a_link_at_the_scratch_name_is_not_followed(
 def test_text_from_a_file_is_harmless_on_a_terminal(saved: Path, tmp_path: Path, text: str) -> None:
     texts, arrays = container.from_bytes(saved.read_bytes())
     parsed = {name: json.loads(t) for name, t in texts.items()}
-    for each in parsed["graph"]["nodes"]:
+    for each in (*parsed["graph"]["nodes"], *parsed["network"]["nodes"]):
         each["layer"] = text
     for choice in parsed["plan0"]["choices"]:
         choice |= {"layer": text, "reason": text, "refused": [[text, text]]}

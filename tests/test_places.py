@@ -132,7 +132,7 @@ def test_layers_are_timed_and_remembered_at_their_place(tmp_path: Path) -> None:
     shapes = network.shapes([X])
     places = backend.places(network, shapes)
     assert backend.timed == {(str(problem(n, shapes)), places[n.name]) for n in network.convs()}
-    records = [path.read_text() for path in tmp_path.rglob("layers/*/*.json")]
+    records = [path.read_text() for path in tmp_path.rglob("layers/*/*/*.json")]
     assert len(records) == len(backend.timed)
     assert all(any(str(place) in record for place in places.values()) for record in records)
 

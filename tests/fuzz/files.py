@@ -111,6 +111,9 @@ def mutant(rng: np.random.Generator, content: bytes) -> bytes:
     texts, arrays = container.from_bytes(content)
     parsed: Parsed = {name: json.loads(text) for name, text in texts.items()}
     own: Arrays = dict(arrays)
+    if rng.random() < 0.3:  # as a file of an older version: packed when it is loaded
+        parsed["model"]["network"] = None
+        own = {name: held for name, held in own.items() if not name.startswith(container.PACKED)}
     for _ in range(int(rng.integers(1, 4))):
         [_node, _node, _argument, _argument, _value, _value, _value, _key, _plan, _index][
             int(rng.integers(10))
@@ -122,9 +125,18 @@ def _pick(rng: np.random.Generator, items: Any) -> Any:
     return items[int(rng.integers(len(items)))]
 
 
+GRAPHS = ("graph", "network")
+
+
+def _graph(rng: np.random.Generator, parsed: Parsed) -> Any:
+    """As it was captured, or as it runs."""
+    found = parsed[_pick(rng, GRAPHS[: 1 + ("network" in parsed)])]
+    return found if isinstance(found, dict) else {}
+
+
 def _node(rng: np.random.Generator, parsed: Parsed, _: Arrays) -> None:
     """Nodes dropped, twice, swapped, renamed, or with another operator."""
-    nodes = parsed["graph"].get("nodes")
+    nodes = _graph(rng, parsed).get("nodes")
     if (
         not isinstance(nodes, list)
         or not nodes
@@ -185,7 +197,8 @@ def _places(raw: Any) -> list[tuple[Any, Any]]:
 
 def _argument(rng: np.random.Generator, parsed: Parsed, _: Arrays) -> None:
     """Arguments of a node: another number, another value, one more, one less, in a list, by name."""
-    nodes = parsed["graph"].get("nodes")
+    graph = _graph(rng, parsed)
+    nodes = graph.get("nodes")
     known = (
         [n for n in nodes if isinstance(n, dict) and isinstance(n.get("args"), list)]
         if isinstance(nodes, list)
@@ -194,7 +207,7 @@ def _argument(rng: np.random.Generator, parsed: Parsed, _: Arrays) -> None:
     if not known:
         return
     node = _pick(rng, known)
-    others = [*(n.get("name") for n in known), *map(str, parsed["graph"].get("constants") or []), "x"]
+    others = [*(n.get("name") for n in known), *map(str, graph.get("constants") or []), "x"]
     new = {"ref": _pick(rng, others)} if rng.random() < 0.5 else _pick(rng, WILD)
     special = {
         _pick(rng, ["dtype", "device", "layout", "memory_format", "float"]): _pick(
@@ -229,7 +242,7 @@ def _argument(rng: np.random.Generator, parsed: Parsed, _: Arrays) -> None:
 
 def _value(rng: np.random.Generator, parsed: Parsed, _: Arrays) -> None:
     """Any one thing, anywhere, is something else."""
-    places = _places(parsed[_pick(rng, ["model", "model", "graph", "plan0"])])
+    places = _places(parsed[_pick(rng, ["model", "model", "plan0", *GRAPHS[: 1 + ("network" in parsed)]])])
     if places:
         container_, key = _pick(rng, places)
         container_[key] = (

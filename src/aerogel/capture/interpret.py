@@ -46,9 +46,16 @@ _FLOATS = {"inf": math.inf, "minus_inf": -math.inf, "nan": math.nan}
 
 _RESHAPES: dict[str, Callable[..., Any]] = {
     "view.default": torch.ops.aten.reshape.default,
-    "view.dtype": lambda x, dtype: torch.ops.aten.view.dtype(x.contiguous(), dtype),
+    "view.dtype": lambda x, dtype: torch.ops.aten.view.dtype(x.contiguous(), _type(dtype)),
     "view_as.default": lambda x, other: torch.ops.aten.reshape.default(x, other.shape),
 }
+
+
+def _type(value: Any) -> torch.dtype:
+    """An element type: torch takes a number for one of its own without looking, and crashes."""
+    if not isinstance(value, torch.dtype):
+        raise InvalidFile(f"{value!r:.40} is no element type")
+    return value
 
 
 def function(node: Node) -> Callable[..., Any]:

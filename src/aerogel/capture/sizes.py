@@ -37,6 +37,8 @@ _GROWS = """
     upsample_linear1d upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_trilinear3d vander
     zeros
 """
+_WORDS = {"ScalarType": torch.dtype, "Layout": torch.layout, "MemoryFormat": torch.memory_format}
+"""Arguments that torch's schema calls so, and what they are in Python."""
 GROWS = frozenset(_GROWS.split())
 """Operators whose result is as large as a number says. What others give is paid for with inputs or weights of
 its size."""
@@ -209,10 +211,21 @@ def _called(node: Node, values: Mapping[str, Any]) -> Any:
                 args[i] = META
             else:
                 kwargs["device"] = META
+    _in_words(node, function, args, kwargs)
     base = node.op.split(".")[1]
     if base in _CUTS and not _few(base, args, kwargs):
         raise InvalidFile(f"'{node.name}' ({node.op}) cuts a value into more than {MOST_PIECES}")
     return function(*args, **kwargs)
+
+
+def _in_words(node: Node, function: Any, args: list[Any], kwargs: Mapping[str, Any]) -> None:
+    """Raise where an element type or a layout is a number: torch takes it for one of its own without looking,
+    and crashes."""
+    for i, wanted in enumerate(function._schema.arguments):
+        said = str(getattr(wanted, "real_type", wanted.type))
+        value = args[i] if i < len(args) else kwargs.get(wanted.name)
+        if value is not None and any(w in said and not isinstance(value, t) for w, t in _WORDS.items()):
+            raise InvalidFile(f"'{node.name}' ({node.op}): {wanted.name} is {value!r:.40}")
 
 
 def _few(base: str, args: list[Any], kwargs: Mapping[str, Any]) -> bool:
