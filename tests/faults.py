@@ -278,7 +278,7 @@ FAULTS = (
     Fault("ir/graph.py", "and args[1] >= 0", "", "a piece counted from the end is read elsewhere", "tests/test_attacks_files.py::test_a_hostile_model_is_refused[13b one counted from the end]"),
     Fault("disk.py", "if found.st_mode & 0o022 and not sticky:", "if False:", "code that others may write is run", "tests/test_attacks_files.py::test_10_code_that_others_could_have_written_is_not_run"),
     Fault("disk.py", "if found.st_uid not in (0, os.geteuid()):", "if False:", "another user's code is run", "tests/test_attacks_files.py::test_10_code_that_others_could_have_written_is_not_run"),
-    Fault("disk.py", "os.O_CREAT | os.O_EXCL |", "os.O_CREAT |", "a file that stands at the scratch name is written to", "tests/test_attacks_files.py::test_12_a_link_at_the_scratch_name_is_not_followed"),
+    Fault("disk.py", "os.O_CREAT | os.O_EXCL |", "os.O_CREAT |", "a file that stands at the scratch name is written to", "tests/test_disk.py::test_a_link_at_the_scratch_name_is_not_followed"),
     Fault("capture/interpret.py", "if found._schema.is_mutable:", "if False:", "an operator of a file writes to the caller's tensor", "tests/test_attacks_files.py::test_a_hostile_model_is_refused[7 out=]"),
     Fault("capture/interpret.py", "if isinstance(found, int) and not -MOST < found < MOST:", "if False:", "numbers in a file grow without end", "tests/test_attacks_files.py::test_a_hostile_model_is_refused[1 squarings]"),
     Fault("capture/pieces.py", "if node.op_type in _ENDLESS:", "if False:", "a loop without end is let through to onnxruntime", "tests/test_attacks_files.py::test_a_hostile_model_is_refused[2 loop]"),

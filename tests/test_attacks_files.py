@@ -9,8 +9,6 @@ import hashlib
 import json
 import logging
 import os
-import stat
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -368,26 +366,6 @@ def test_11_a_record_that_runs_the_model_in_no_known_way_is_a_miss(tmp_path: Pat
         fast = aerogel.compile(model, x, tune="fast", store=tmp_path)
         assert "from the store" not in str(aerogel.explain(fast)), how
         assert (fast(x) - model(x)).abs().max() < 1e-3
-
-
-def test_12_a_link_at_the_scratch_name_is_not_followed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    victim, path = tmp_path / "victim", tmp_path / "folder" / "entry"
-    victim.write_bytes(b"precious")
-    path.parent.mkdir()
-    foreseen = f"entry.{os.getpid()}.{threading.get_ident()}"
-    path.with_name(foreseen).symlink_to(victim)
-    disk.write_whole(path, b"new")
-    assert victim.read_bytes() == b"precious"
-    assert path.read_bytes() == b"new"
-    assert stat.S_ISREG(path.lstat().st_mode)
-    monkeypatch.setattr("secrets.token_hex", lambda _: "guessed")
-    path.with_name("entry.guessed").symlink_to(victim)
-    with pytest.raises(FileExistsError):
-        disk.write_whole(path, b"newer")
-    assert victim.read_bytes() == b"precious"
-    assert path.read_bytes() == b"new"
 
 
 @pytest.mark.parametrize(

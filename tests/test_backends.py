@@ -140,6 +140,10 @@ def pack(weight, conv, config):
     return replace(direct.pack(weight, conv, config), format=NAME)
 
 
+def check(packed, conv):
+    direct.check(replace(packed, format="direct"), conv)
+
+
 def unpack(packed, conv):
     return direct.unpack(replace(packed, format="direct"), conv)
 

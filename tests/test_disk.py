@@ -10,6 +10,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -285,3 +286,21 @@ def test_a_record_that_is_no_file_is_a_miss(tmp_path: Path) -> None:
     path.parent.mkdir(parents=True)
     os.mkfifo(path)
     assert apart(lambda: {"kind": str(store.layer(CONV, weight, "fast"))})["kind"] == "None"
+
+
+def test_a_link_at_the_scratch_name_is_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    victim, path = tmp_path / "victim", tmp_path / "folder" / "entry"
+    victim.write_bytes(b"precious")
+    path.parent.mkdir()
+    foreseen = f"entry.{os.getpid()}.{threading.get_ident()}"
+    path.with_name(foreseen).symlink_to(victim)
+    disk.write_whole(path, b"new")
+    assert victim.read_bytes() == b"precious"
+    assert path.read_bytes() == b"new"
+    assert stat.S_ISREG(path.lstat().st_mode)
+    monkeypatch.setattr("secrets.token_hex", lambda _: "guessed")
+    path.with_name("entry.guessed").symlink_to(victim)
+    with pytest.raises(FileExistsError):
+        disk.write_whole(path, b"newer")
+    assert victim.read_bytes() == b"precious"
+    assert path.read_bytes() == b"new"

@@ -91,7 +91,7 @@ def _counts_nothing(node: Node, captured: Captured) -> bool:
     """A size that is not the number of images, or only says so to a reshape."""
     users = [n for n in captured.graph.nodes if node.name in references(n.args)]
     given = any(isinstance(o, Ref) and o.name == node.name for o in captured.graph.outputs)
-    return node.args[1] != 0 or (not given and all(_name(n) in ("view", "reshape") for n in users))
+    return _argument(node, 1, 0) != 0 or (not given and all(_name(n) in ("view", "reshape") for n in users))
 
 
 def _begins(sizes: tuple[int | str, ...], batch: str) -> bool:

@@ -163,6 +163,7 @@ def features() -> frozenset[str]:
     return frozenset(name for name, on in llvm.get_host_cpu_features().items() if on)
 
 
+@cache
 def here_levels() -> tuple[str, ...]:
     """ISA levels this machine runs, best first."""
     if not llvm.get_process_triple().startswith("x86_64"):

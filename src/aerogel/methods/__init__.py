@@ -18,6 +18,7 @@ and each of the last two is a Form:
     configs(conv, target, stats)   points of its search space, likely winners first
     pack(weight, conv, config)     weight -> Packed; sees no image size
     unpack(packed, conv)           Packed -> weight: pack's own proof; raises InvalidFile on a damaged Packed
+    check(packed, conv)            on a CPU: raises InvalidFile unless kernels stay within their memory
     build(packed, conv, config, ...)   what runs: Kernels or a LibraryCall on a CPU, Launches on a GPU
 """
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from aerogel.backends.cpu.backend import Cpu
 from aerogel.capture.captured import Captured
 from aerogel.capture.half import Half
 from aerogel.capture.network import Network
@@ -30,7 +31,7 @@ def described(
     torch runs them."""
     networks = [p.network for p in points if p.network is not None and p.how == GRAPH]
     reserved = any(name.startswith((PACKED, OWN)) for name in known)
-    if reserved or not networks:
+    if reserved or not networks or not all(isinstance(p.backend, Cpu) for p in points):
         return None, "", {}
     first = networks[0]
     if any(n.graph != first.graph or n.half != first.half for n in networks):
