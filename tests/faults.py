@@ -267,7 +267,7 @@ FAULTS = (
     Fault('tune/agreed.py', 'least = 2 if len(records) >= SEVERAL else 1', 'least = 1', 'a forged record decides', 'tests/test_fleet_store.py::test_one_record_of_three_decides_nothing'),
     Fault('tune/agreed.py', 'if len(group) == most for record', 'for record', 'a forged model decides', 'tests/test_fleet_store.py::test_one_record_of_three_decides_nothing'),
     Fault('tune/fleet.py', 'if _RECORD.fullmatch(name) and size', 'if size', "a store's names are taken as they are", 'tests/test_fleet_store.py::test_a_store_that_fails_costs_three_seconds'),
-    Fault('runtime/carried.py', 'flat[torch.from_numpy(where)] = ', 'flat[torch.from_numpy(where)] = 2 * ', 'weights change on their way', 'tests/test_fleet.py::test_another_process_has_the_packed_form'),
+    Fault('ir/zeros.py', 'flat[where] = kept', 'flat[where] = 2 * kept', 'weights change on their way', 'tests/test_fleet.py::test_another_process_has_the_packed_form'),
     Fault('saved/container.py', '(raw.ctypes.data - first) % LINE_BYTES', 'False', 'packed arrays lie anywhere', 'tests/test_fleet.py::test_a_packed_array_begins_with_a_line'),
     Fault("saved/container.py", "if digest != _digest(metadata, tensors):", "if False:", "damaged files are let in", "tests/test_hostile.py::test_every_flip_and_every_cut"),
     Fault("capture/onnx/file.py", "and path.is_relative_to(folder)", "", "a link leads out of the model's folder", "tests/test_hostile.py::test_hostile_onnx_under_limits"),

@@ -262,8 +262,14 @@ def test_the_verbs(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     raw["body"]["key"]["torch"] = "1.0"
     record.write_text(json.dumps(raw))
     assert "of another version" in run(app, ["store", "ls"]).stdout
+    foreign = [tmp_path / "b" / "tuning" / "photos" / "a.json", record.parent / "notes.json", world / "b.txt"]
+    for path in foreign:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("mine")
     assert run(app, ["store", "prune"]).stdout == "1 records removed\n"
-    assert not list((tmp_path / "b" / "tuning").iterdir())
+    assert not record.exists()
+    assert all(path.read_text() == "mine" for path in foreign), "what is no record stays"
+    assert run(app, ["store", "push", bucket]).stdout == "0 records sent\n"
     reach(monkeypatch, f"http://127.0.0.1:{free_port()}")
     dead = run(app, ["store", "pull", bucket])
     assert dead.exit_code == 1

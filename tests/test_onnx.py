@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import warnings
 from functools import cache
 from pathlib import Path
@@ -173,9 +174,12 @@ def test_several_tuned_points(tmp_path: Path) -> None:
     assert isinstance(again, Several)
     assert [p.plan for p in again.points] == [p.plan for p in fast.points]
     copied = copy.deepcopy(again)
+    carried = pickle.loads(pickle.dumps(fast))
+    assert carried.points[0].network is carried.points[1].network
+    assert carried.points[0].original is carried.points[1].original
     for feed in feeds:
         (wanted,) = fast.run(None, feed)
-        assert all(np.array_equal(m.run(None, feed)[0], wanted) for m in (again, copied))
+        assert all(np.array_equal(m.run(None, feed)[0], wanted) for m in (again, copied, carried))
     fast.load_state_dict({name: 2 * value for name, value in fast.state_dict().items()})
     assert all(not np.array_equal(fast.run(None, feed)[0], again.run(None, feed)[0]) for feed in feeds)
     assert fast.points[0].network is fast.points[1].network

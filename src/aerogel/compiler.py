@@ -116,8 +116,9 @@ def compile(
         if isinstance(model, str | Path):
             points, found = points_of(shapes), list[Compiled]()
             line.split(len(points))
-            for left, point in zip(range(len(points) - 1, -1, -1), points, strict=True):
-                own = asked if asked.effort is None else replace(asked, effort=asked.effort.shared(left))
+            for i, point in enumerate(points, 1):
+                effort = None if asked.effort is None else asked.effort.shared(len(points) - i)
+                own = replace(asked, effort=effort)
                 found.append(_from_onnx(model, call, point, plan, own, line))
             return together(found)
         if shapes is not None:

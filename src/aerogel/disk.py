@@ -192,8 +192,8 @@ def aligned(source: BinaryIO, size: int) -> Any:
     return held
 
 
-def settled(content: Any) -> None:
-    """Of a mapping that was read through once, only what is read again counts as this process's."""
+def read_through(content: Any) -> None:
+    """Of a mapping that was read through once, only what is read again counts as this process's memory."""
     if isinstance(content, mmap.mmap):
         content.madvise(mmap.MADV_DONTNEED)
 

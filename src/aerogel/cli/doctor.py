@@ -102,8 +102,8 @@ def _threads() -> Finding:
     wanted, quota, usable = torch.get_num_threads(), cores.cpu_quota(), cores.usable()
     facts = f"torch uses {wanted} threads, this process may run on {cores.cores()} cores"
     facts += ", no cgroup CPU quota" if quota is None else f", the cgroup's CPU quota is {quota:g} cores"
-    said = os.environ.get(cores.ASKED[0])
-    facts += "" if said is None else f", {cores.ASKED[0]} is {said}"
+    said = os.environ.get("OMP_NUM_THREADS")
+    facts += "" if said is None else f", OMP_NUM_THREADS is {said}"
     remedy = (
         f"say --threads {usable}, set OMP_NUM_THREADS={usable}, or in Python torch.set_num_threads({usable})"
     )

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from aerogel import __version__
-from aerogel.cli import fleet, pruning, records, reporting, timing
+from aerogel.cli import pruning, records, reporting, timing
 from aerogel.cli.compiled import compiled
 from aerogel.cli.options import (
     Batch,
@@ -28,6 +28,7 @@ from aerogel.cli.options import (
     Weights,
     writable,
 )
+from aerogel.cli.warm import warm
 from aerogel.cli.words import TRACEBACK, in_shell, in_words, safe_output
 from aerogel.errors import printable
 
@@ -152,5 +153,5 @@ app.command()(reporting.explain)
 app.command()(reporting.report)
 app.command()(pruning.advise)
 app.command()(pruning.prune)
-app.command()(fleet.warm)
+app.command()(warm)
 app.add_typer(records.app, name="store")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,19 +25,12 @@ def _own(folder: Path | None) -> Path:
     return cache_folder() / "tuning" if folder is None else folder
 
 
-def _worlds(folder: Path) -> list[Path]:
-    return sorted(p for p in folder.iterdir() if p.is_dir()) if folder.is_dir() else []
-
-
-def _records(world: Path) -> list[Path]:
-    return sorted(world.glob("*/**/*.json"))
-
-
 def _said(world: Path) -> dict[str, Any]:
     """What a world's records say they were measured on."""
+    from aerogel.tune.fleet import records_of
     from aerogel.tune.store import LARGEST
 
-    for record in _records(world):
+    for record in records_of(world):
         try:
             key = json.loads(read_small(record, LARGEST))["body"]["key"]
             return {name: str(key[name]) for name in ("target", "torch", "aerogel")}
@@ -62,20 +54,22 @@ def ls(folder: Folder = None, as_json: Json = False) -> None:
 
     Example:  aerogel store ls
     """
+    from aerogel.tune.fleet import records_of, worlds_of
+
     with in_words():
         rows = []
-        for world in _worlds(_own(folder)):
-            said, records = _said(world), _records(world)
+        for world in worlds_of(_own(folder)):
+            said, records = _said(world), records_of(world)
             size = sum(r.stat().st_size for r in records)
             kinds = {kind: sum(kind in r.parts for r in records) for kind in ("layers", "models")}
-            rows.append({"world": world.name, **said, **kinds, "bytes": size, "current": _current(said)})
+            rows.append({"folder": world.name, **said, **kinds, "bytes": size, "current": _current(said)})
     if as_json:
         typer.echo(json.dumps(rows))
         return
     for row in rows:
         old = "" if row["current"] else ", of another version: aerogel store prune removes them"
         counts = f"{row['layers']} layers, {row['models']} models, {row['bytes'] / 2**20:.1f} MB"
-        typer.echo(printable(f"{row['world']}  {row['target']}, torch {row['torch']}: {counts}{old}"))
+        typer.echo(printable(f"{row['folder']}  {row['target']}, torch {row['torch']}: {counts}{old}"))
     if not rows:
         typer.echo(printable(f"no records in {_own(folder)}"))
 
@@ -110,8 +104,8 @@ def push(store: Address, folder: Folder = None, as_json: Json = False) -> None:
 
     with in_words():
         fleet.Fleet.of(store)
-        worlds = _worlds(_own(folder))
-        count = _tried(store, lambda: sum(fleet.send(store, w, _records(w), math.inf) for w in worlds))
+        worlds = {world: fleet.records_of(world) for world in fleet.worlds_of(_own(folder))}
+        count = _tried(store, lambda: sum(fleet.send(store, w, own, math.inf) for w, own in worlds.items()))
     _counted(count, "sent", as_json)
 
 
@@ -121,12 +115,25 @@ def prune(folder: Folder = None, as_json: Json = False) -> None:
 
     Example:  aerogel store prune
     """
+    from aerogel.tune.fleet import records_of, worlds_of
+
     with in_words():
-        old = [world for world in _worlds(_own(folder)) if not _current(_said(world))]
-        count = sum(len(_records(world)) for world in old)
-        for world in old:
-            shutil.rmtree(world)
-    _counted(count, "removed", as_json)
+        old = [world for world in worlds_of(_own(folder)) if not _current(_said(world))]
+        records = {record: world for world in old for record in records_of(world)}
+        for record, world in records.items():
+            record.unlink(missing_ok=True)
+            _without_empty(record.parent, world)
+    _counted(len(records), "removed", as_json)
+
+
+def _without_empty(folder: Path, last: Path) -> None:
+    """Remove a folder and those above it up to the last, as long as they are empty."""
+    while folder != last.parent:
+        try:
+            folder.rmdir()
+        except OSError:
+            return
+        folder = folder.parent
 
 
 def _tried(store: str, run: Any) -> int:

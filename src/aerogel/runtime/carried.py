@@ -11,16 +11,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
 from aerogel.ir import Array
 from aerogel.ir.tensors import from_torch
+from aerogel.ir.zeros import left_out, put_back
 from aerogel.runtime.graphmodel import Later
-
-SPARSE = 0.25
-"""Share of zeros from which a tensor travels as bits and nonzeros."""
 
 
 class Carried:
@@ -28,15 +25,14 @@ class Carried:
 
     def __init__(self, model: nn.Module, constants: Mapping[str, torch.Tensor]) -> None:
         tensors = {id(tensor): tensor for _, _, tensor in _tensors(model)}
-        stands = {key: _stand_in(tensor) for key, tensor in tensors.items()}
-        by_memory = {_place(tensor): stands[key] for key, tensor in tensors.items()}
+        coded = {key: found for key, own in tensors.items() if (found := _coded(own)) is not None}
+        stands = {key: _stand_in(own) if key in coded else own for key, own in tensors.items()}
+        by_memory = {_place(own): stands[key] for key, own in tensors.items()}
         self.constants = {name: by_memory.get(_place(held), held) for name, held in constants.items()}
         memo: dict[int, Any] = dict(stands)
         memo |= {id(held): self.constants[name] for name, held in constants.items()}
         self.model = copy.deepcopy(model, memo)
-        self.kept = [
-            (stands[key], *_coded(tensor)) for key, tensor in tensors.items() if stands[key] is not tensor
-        ]
+        self.kept = [(stands[key], *found) for key, found in coded.items()]
 
     def unpacked(self) -> tuple[nn.Module, dict[str, torch.Tensor]]:
         real = {id(stand): _whole(stand, bits, kept) for stand, bits, kept in self.kept}
@@ -81,32 +77,27 @@ def _place(tensor: torch.Tensor) -> tuple[int, Any, Any]:
     return tensor.data_ptr(), tuple(tensor.shape), tensor.stride()
 
 
-def _stand_in(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor without memory, or the tensor itself where it has few zeros or is no plain one."""
+def _coded(tensor: torch.Tensor) -> tuple[Array, Array] | None:
+    """Bits and nonzeros of a plain tensor of floats; None of another, or where it has few zeros."""
     plain = type(tensor) in (torch.Tensor, nn.Parameter) and tensor.device.type == "cpu"
     plain = plain and tensor.layout == torch.strided and tensor.is_contiguous() and tensor.is_leaf
     if not plain or not tensor.is_floating_point() or not tensor.numel():
-        return tensor
-    if int(torch.count_nonzero(tensor)) >= (1 - SPARSE) * tensor.numel():
-        return tensor
-    blank = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+        return None
+    flat = from_torch(tensor.detach().reshape(-1))
+    return left_out(flat, "bf16" if tensor.dtype == torch.bfloat16 else "")
+
+
+def _stand_in(tensor: torch.Tensor) -> torch.Tensor:
+    return _like(tensor, torch.empty(tensor.shape, dtype=tensor.dtype, device="meta"))
+
+
+def _whole(stand: torch.Tensor, bits: Array, kept: Array) -> torch.Tensor:
+    flat = torch.from_numpy(put_back(bits, kept, stand.numel())).view(stand.dtype)
+    return _like(stand, flat.reshape(stand.shape))
+
+
+def _like(tensor: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """A parameter where the tensor is one."""
     if isinstance(tensor, nn.Parameter):
-        return nn.Parameter(blank, requires_grad=tensor.requires_grad)
-    return blank.requires_grad_(tensor.requires_grad)
-
-
-def _coded(tensor: torch.Tensor) -> tuple[bytes, Array]:
-    """Which elements are kept, and those. A minus zero, which pruning leaves, comes back as zero."""
-    flat = tensor.detach().reshape(-1)
-    kept = flat != 0
-    return np.packbits(kept.numpy()).tobytes(), from_torch(flat[kept])
-
-
-def _whole(stand: torch.Tensor, bits: bytes, kept: Array) -> torch.Tensor:
-    flat = torch.zeros(stand.numel(), dtype=stand.dtype)
-    where = np.unpackbits(np.frombuffer(bits, np.uint8), count=stand.numel()).view(np.bool_)
-    flat[torch.from_numpy(where)] = torch.from_numpy(kept).view(stand.dtype)
-    found = flat.reshape(stand.shape)
-    if isinstance(stand, nn.Parameter):
-        return nn.Parameter(found, requires_grad=stand.requires_grad)
-    return found.requires_grad_(stand.requires_grad)
+        return nn.Parameter(value, requires_grad=tensor.requires_grad)
+    return value.requires_grad_(tensor.requires_grad)

@@ -80,6 +80,11 @@ class Several(Compiled):
         apart = [abs(math.log((_elements(asked) + 1) / (_elements(own) + 1))) for own in self.sizes]
         return apart.index(min(apart))
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        for other in self.points[1:]:  # each came with a model of its own
+            _share(self.points[0], other)
+
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:

@@ -24,6 +24,7 @@ import numpy as np
 
 from aerogel.errors import InvalidFile
 from aerogel.ir import LINE_BYTES, Array, ceil_div
+from aerogel.ir.zeros import left_out, put_back
 
 DTYPES = {
     "float32": np.float32,
@@ -40,8 +41,6 @@ DTYPES = {
 }
 PACKED = "packed:"
 """The names of arrays that kernels read where they lie."""
-SPARSE = 0.25
-"""Share of zeros from which an array is kept as bits and nonzeros."""
 _DAMAGE = (KeyError, TypeError, ValueError, AttributeError, RecursionError, OverflowError)
 
 
@@ -56,11 +55,10 @@ def to_bytes(texts: Mapping[str, str], arrays: Mapping[str, tuple[str, Array]]) 
         if name.startswith(PACKED):
             tensors[str(i)] = _padded(flat.tobytes())
         else:
-            # a minus zero, which pruning leaves, comes back as zero
-            kept = (flat & 0x7FFF if dtype == "bfloat16" else flat) != 0
-            said["sparse"] = bool(np.count_nonzero(kept) < (1 - SPARSE) * flat.size)
-            if said["sparse"]:
-                tensors |= {f"{i}.bits": np.packbits(kept).tobytes(), f"{i}.kept": flat[kept].tobytes()}
+            found = left_out(flat, "bf16" if dtype == "bfloat16" else dtype)
+            said["sparse"] = found is not None
+            if found is not None:
+                tensors |= {f"{i}.bits": found[0].tobytes(), f"{i}.kept": found[1].tobytes()}
             else:
                 tensors[str(i)] = flat.tobytes()
         index.append(said)
@@ -101,10 +99,8 @@ class Arrays(Mapping[str, tuple[str, Array]]):
             raw = self._tensors[str(i)][: count * dtype.itemsize]
             found = raw.view(dtype) if name.startswith(PACKED) else np.frombuffer(bytearray(raw), dtype)
             return held["dtype"], found.reshape(held["shape"])
-        flat = np.zeros(count, dtype)
-        kept = np.unpackbits(self._tensors[f"{i}.bits"], count=count).view(np.bool_)
-        flat[kept] = np.frombuffer(self._tensors[f"{i}.kept"].tobytes(), dtype)
-        return held["dtype"], flat.reshape(held["shape"])
+        kept = np.frombuffer(self._tensors[f"{i}.kept"].tobytes(), dtype)
+        return held["dtype"], put_back(self._tensors[f"{i}.bits"], kept, count).reshape(held["shape"])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._said)

@@ -233,7 +233,7 @@ def _opened(content: Any, tune: str | float, store: str | Path | None) -> Compil
         ) from why
     if tune == "off":
         made.source = _File(content)
-    disk.settled(content)
+    disk.read_through(content)
     return made
 
 

@@ -24,6 +24,7 @@ PATIENCE = 3.0
 """Seconds that a compile may lose to an address, over all of it."""
 LARGEST, CHUNK, ALL = 4 << 20, 16 << 20, 512 << 20
 """Bytes of a record, of what is fetched at once, and of all that is fetched."""
+_WORLD = re.compile(r"[0-9a-f]{16}")
 _RECORD = re.compile(r"(layers/[0-9a-f]{32}/[0-9a-f]{64}|models/[0-9a-f]{64})/[0-9a-f]{32}\.json")
 _S3 = {"connect_timeout": 1, "read_timeout": 2, "retries": {"max_attempts": 1}}
 _known: dict[str, Fleet] = {}
@@ -167,4 +168,17 @@ def worlds(url: str) -> list[str]:
         found = (str(name).rstrip("/").rpartition("/")[2] for name in fs.ls(path, detail=False))
     except FileNotFoundError:
         return []
-    return sorted(name for name in found if re.fullmatch(r"[0-9a-f]{16}", name))
+    return sorted(name for name in found if _WORLD.fullmatch(name))
+
+
+def worlds_of(folder: Path) -> list[Path]:
+    """The same of a folder on this machine. What has another name was not put there by aerogel."""
+    if not folder.is_dir():
+        return []
+    return sorted(p for p in folder.iterdir() if p.is_dir() and _WORLD.fullmatch(p.name))
+
+
+def records_of(world: Path) -> list[Path]:
+    """The records of a world, and nothing else that lies there."""
+    found = (path for path in world.rglob("*.json") if path.is_file())
+    return sorted(p for p in found if _RECORD.fullmatch(p.relative_to(world).as_posix()))

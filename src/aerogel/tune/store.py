@@ -253,7 +253,8 @@ class Store:
         path = folder / f"{digest[:32]}.json"
         try:
             write_whole(path, json.dumps({"format": FORMAT, "digest": digest, "body": body}).encode())
-            self._new.append(path)
+            if self.fleet is not None:
+                self._new.append(path)
         except OSError as why:
             not_kept("a tuning record", why)
 

@@ -87,8 +87,7 @@ def batches(network: Network, plan: Plan) -> tuple[int, ...]:
     if not separate(network.captured):
         return ()
     example = [v for v in pytree.tree_leaves(network.captured.example) if isinstance(v, torch.Tensor)]
-    tuned = len(example[0])
-    return tuple(sorted({1, TOGETHER, tuned} if tuned > 0 else {1, TOGETHER}, reverse=True))
+    return tuple(sorted({1, TOGETHER, max(1, len(example[0]))}, reverse=True))
 
 
 def pieces(images: int, sizes: Sequence[int]) -> Iterator[int]:

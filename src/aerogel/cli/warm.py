@@ -1,4 +1,4 @@
-"""The verbs of fleets: `warm`."""
+"""The verb `warm`."""
 
 from __future__ import annotations
 
