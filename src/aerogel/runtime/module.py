@@ -22,20 +22,12 @@ from aerogel.locks import Lock
 from aerogel.methods import BASELINE
 from aerogel.runtime import operator, others
 from aerogel.runtime.carried import received, sent
-from aerogel.runtime.eager import channels_last, memory_of, unshared
+from aerogel.runtime.eager import channels_last, memory_of, on_tensors, unshared
 from aerogel.runtime.graphmodel import GraphModel, Later
 from aerogel.runtime.state import new_values
 
 MOST_ACCEPTED = 1024
 """Kinds of calls remembered as looked at: sizes, element types and values that are no tensors."""
-
-
-def _swapped(value: Any) -> Any:
-    """An argument with its images in channels_last. A tensor, the usual case, takes the short way: this is
-    time of every call."""
-    if isinstance(value, torch.Tensor):
-        return channels_last(value)
-    return pytree.tree_map_only(torch.Tensor, channels_last, value)
 
 
 class Source(Protocol):
@@ -277,7 +269,8 @@ class Compiled(torch.nn.Module):
         if not torch.is_grad_enabled():
             try:
                 if self.how.layout == "channels_last":
-                    args, kwargs = tuple(map(_swapped, args)), {n: _swapped(v) for n, v in kwargs.items()}
+                    args = tuple(on_tensors(channels_last, v) for v in args)
+                    kwargs = {name: on_tensors(channels_last, v) for name, v in kwargs.items()}
                 if self._memory is None:
                     self._memory = frozenset() if torch.compiler.is_dynamo_compiling() else memory_of(body)
                 return (
