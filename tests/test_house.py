@@ -16,6 +16,8 @@ SOURCE = ROOT / "src" / "aerogel"
 FLOORS = [
     ["cli"],
     ["report"],
+    ["ray"],
+    ["serving"],
     ["saved", "pruning", "dynamo", "zoo"],
     ["compiler"],
     ["arguments"],
@@ -27,6 +29,7 @@ FLOORS = [
     ["formats"],
     ["codegen"],
     ["reference"],
+    ["preprocess"],
     ["ir"],
     ["progress"],
     ["errors", "disk", "locks"],
@@ -35,7 +38,7 @@ PEERS = [("backends", "cpu", "gpu"), ("codegen", "cpu", "gpu"), ("methods", *MET
 """Folders of one room that know nothing of each other."""
 TORCH_ROOMS = (
     "compiler.py", "arguments.py", "saved", "dynamo.py", "cli", "capture", "runtime", "backends", "pruning",
-    "tune", "zoo", "ir/tensors.py", "methods/dense/cpu.py",
+    "serving", "tune", "zoo", "ir/tensors.py", "methods/dense/cpu.py",
 )  # fmt: skip
 
 

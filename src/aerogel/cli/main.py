@@ -13,7 +13,9 @@ from rich.text import Text
 
 from aerogel import __version__
 from aerogel.cli import pruning, records, reporting, timing
+from aerogel.cli.batch import batch
 from aerogel.cli.compiled import compiled
+from aerogel.cli.export import export
 from aerogel.cli.options import (
     Batch,
     Dtype,
@@ -28,6 +30,7 @@ from aerogel.cli.options import (
     Weights,
     writable,
 )
+from aerogel.cli.serve import serve
 from aerogel.cli.warm import warm
 from aerogel.cli.words import TRACEBACK, in_shell, in_words, safe_output
 from aerogel.errors import printable
@@ -118,6 +121,12 @@ def compile_(
     store: Stored = None,
     weights: Weights = None,
     trust_pickle: Trust = False,
+    preprocess: Annotated[
+        str | None,
+        typer.Option(
+            help='How an image becomes an input, saved with the model: "resize=256 crop=224 mean=...".'
+        ),
+    ] = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -130,11 +139,14 @@ def compile_(
     Example:  aerogel compile model.onnx -o model.aero --shape images=1x3x640x640
     """
     with in_words():
+        from aerogel.preprocess import Recipe
         from aerogel.report.explain import explain as report
         from aerogel.saved.file import save
 
         writable(out)
+        recipe = None if preprocess is None else str(Recipe.parse(preprocess))
         _, fast = compiled(model, shape, batch, threads, dtype, tune, store, weights, trust_pickle, quiet)
+        fast.preprocess = recipe or fast.preprocess
         save(fast, out)
         said, count, timed = in_shell(report(fast).headline), out.stat().st_size, fast.plan.model
     if as_json:
@@ -154,4 +166,7 @@ app.command()(reporting.report)
 app.command()(pruning.advise)
 app.command()(pruning.prune)
 app.command()(warm)
+app.command()(batch)
+app.command()(serve)
+app.command()(export)
 app.add_typer(records.app, name="store")

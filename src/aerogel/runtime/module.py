@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
@@ -47,6 +48,9 @@ class Compiled(torch.nn.Module):
     Threads may share it. `deepcopy`, `state_dict`, `torch.compile`, `torch.export` and `torch.profiler` work
     on it; `train()`, `.to(dtype)` and an input that requires grad raise, with what to do instead.
 
+    `preprocess` says how an image becomes an input, such as "resize=256 crop=224 mean=0.5 std=0.5", or None.
+    `save` keeps it; `aerogel batch` and `aerogel serve` go by it, a call does not.
+
     Example:
         >>> fast = aerogel.compile(model, (x,), tune="off")
         >>> answer = fast(x)
@@ -73,6 +77,7 @@ class Compiled(torch.nn.Module):
         super().__init__()
         self.__dict__["_original"], self.__dict__["_body"] = original, body
         self.source: Source | None = None
+        self.preprocess: str | None = None
         self.network, self.plan, self.how, self.notes = network, plan, how, notes
         self.captured = captured if network is None else network.captured
         self.backend = backend or backend_of()
@@ -386,6 +391,8 @@ def _traced(value: Any) -> bool:
 
 
 def _tensor(name: str, value: Any) -> torch.Tensor:
+    if isinstance(value, np.ndarray) and not value.flags.writeable:  # from another process; torch would warn
+        value = value.copy()
     try:
         return torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError) as why:

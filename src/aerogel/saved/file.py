@@ -28,6 +28,7 @@ from aerogel.errors import AerogelError, InvalidArgument, InvalidFile, Unsupport
 from aerogel.ir import GRAPH, Gpu, Graph, Plan, Way, guards, short
 from aerogel.ir.tensors import TORCH
 from aerogel.methods import method
+from aerogel.preprocess import Recipe
 from aerogel.progress import Progress
 from aerogel.runtime.eager import body, ways
 from aerogel.runtime.graphmodel import GraphModel, Later
@@ -108,6 +109,7 @@ def save(fast: Compiled, path: str | Path) -> None:
         "dtypes": [dtype_name(d) for d in captured.dtypes],
         "outputs": list(captured.output_names),
         "guards": [guards.to_json(guard) for guard in captured.guards],
+        "preprocess": None if fast.preprocess is None else str(Recipe.parse(fast.preprocess)),
         "types": {
             name: dtype_name(dtype)
             for name, dtype in captured.types.items()
@@ -208,6 +210,9 @@ def _opened(content: Any, tune: str | float, store: str | Path | None) -> Compil
         state, dtype = Tensors(map(str, model["state"]), arrays), dtype_of(model["dtype"])
         if dtype not in (None, torch.float16, torch.bfloat16):
             raise InvalidFile(f"a model in {dtype}")
+        preprocess = model.get("preprocess")
+        if preprocess is not None:
+            preprocess = str(Recipe.parse(preprocess))
         graph = Graph.from_json(texts["graph"])
         network, said = None, model.get("network")
         if said is not None:
@@ -231,6 +236,7 @@ def _opened(content: Any, tune: str | float, store: str | Path | None) -> Compil
         raise InvalidFile(
             f"the file's graph, weights and plan do not fit each other: {type(why).__name__} {str(why)[:200]}"
         ) from why
+    made.preprocess = preprocess
     if tune == "off":
         made.source = _File(content)
     disk.read_through(content)

@@ -1,0 +1,51 @@
+"""Ray, as aerogel's own verbs need it: begun here, or the cluster that RAY_ADDRESS names."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import Any
+
+from aerogel.errors import AerogelError
+
+SLOW_START_S = "180"
+"""How long Ray may take to start on a busy machine; its own limit is shorter."""
+
+
+@contextmanager
+def cluster(wanted: int) -> Iterator[Any]:
+    """Ray with as many CPUs as wanted, or an error that says how many there are. Nothing of Ray's is sent
+    anywhere; its logs stay in its folder."""
+    if find_spec("ray") is None or find_spec("pyarrow") is None:
+        raise AerogelError("this needs Ray: pip install aerogel[ray]")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_raylet_start_wait_time_s", SLOW_START_S)
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
+    import ray
+
+    begun = not ray.is_initialized()
+    if begun:
+        quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+        own = {} if os.environ.get("RAY_ADDRESS") else {"include_dashboard": False}
+        ray.init(**quiet, **own)
+    try:
+        there = int(ray.cluster_resources().get("CPU", 0))
+        if there < wanted:
+            raise AerogelError(
+                f"{wanted} CPUs are asked for (workers times threads), and Ray has {there}: say fewer "
+                "--workers or --threads, or set RAY_ADDRESS to a larger cluster"
+            )
+        yield ray
+    finally:
+        if begun:
+            ray.shutdown()
+
+
+def share() -> int:
+    """Threads for the actor that asks: its CPUs, at least one."""
+    import ray
+
+    return max(1, int(ray.get_runtime_context().get_assigned_resources().get("CPU", 1)))
