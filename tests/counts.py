@@ -49,6 +49,10 @@ FULL = {
     "copies": 1_200,
     "stress, seconds": 600,
     "soak calls": 20_000,
+    "ray images": 20_000,
+    "batch images": 5_000,
+    "malformed requests": 500,
+    "triton requests": 640,
     "soak compiles": 200,
 }
 """The counts of a whole run. Those of the suite's kinds are for each method, on every ISA; opencl, triton and

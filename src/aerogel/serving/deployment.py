@@ -39,9 +39,10 @@ class Model:
         self._predictor = Predictor(path, threads)
         self._recipe = self._predictor.recipe if preprocess is None else Recipe.parse(preprocess)
         self._most = max_bytes
+        self._name = str(serve.get_replica_context().replica_id.unique_id)
         self._beside = ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(threads,))
-        self._batched.set_max_batch_size(batch or self._predictor.largest)
-        self._batched.set_batch_wait_timeout_s(wait_s)
+        self._together.set_max_batch_size(batch or self._predictor.largest)
+        self._together.set_batch_wait_timeout_s(wait_s)
 
     async def __call__(self, request: Request) -> Response:
         try:
@@ -62,11 +63,11 @@ class Model:
         given = await asyncio.get_running_loop().run_in_executor(
             None, arrays, body, kind, self._predictor, self._recipe
         )
-        found = await self._batched(given)
+        found = await self._together(given)
         if isinstance(found, ShapeError):
             raise Refused(400, str(found))
         content, media = answered(found, request.headers.get("accept", ""))
-        return Response(content, media_type=media)
+        return Response(content, media_type=media, headers={"x-replica": self._name})
 
     async def _body(self, request: Request) -> bytes:
         """A body that ends before it is too large."""
@@ -80,13 +81,11 @@ class Model:
                 raise Refused(413, f"a body has at most {self._most} bytes")
         return bytes(held)
 
+    @serve.batch(max_batch_size=1, batch_wait_timeout_s=0, max_concurrent_batches=1)  # type: ignore[untyped-decorator]
     async def _together(self, asked: list[Rows]) -> list[Rows | ShapeError]:
-        """The requests that came together, beside the loop."""
+        """The requests that came together, beside the loop. Size and wait are those of __init__."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._beside, self._predictor.together, asked)
-
-    _batched: Any = serve.batch(_together, max_batch_size=1, batch_wait_timeout_s=0, max_concurrent_batches=1)
-    """Its size and wait are those of __init__."""
 
     async def check_health(self) -> None:
         """The example's answer, computed now, is the one it was."""
@@ -122,6 +121,9 @@ def application(args: dict[str, Any]) -> Any:
                 "min_replicas": least,
                 "max_replicas": most,
                 "target_ongoing_requests": max(1, waiting // 4),
+                "upscale_delay_s": 5,
+                "look_back_period_s": 10,
+                "metrics_interval_s": 2,
             }
         }
     deployed = serve.deployment(
