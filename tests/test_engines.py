@@ -6,6 +6,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -59,20 +60,24 @@ class Net(nn.Module):
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     torch.manual_seed(0)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
     fast = aerogel.compile(sparse(Net().eval()), torch.randn(8, 3, 32, 32), tune="off")
     assert all(choice.config.method != "dense" for choice in fast.plan.choices)
     fast.preprocess = RECIPE
     path = tmp_path_factory.mktemp("model") / "net.aero"
     aerogel.save(fast, path)
-    return path
+    yield path
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
-def cluster(endpoint: str) -> Iterator[None]:
-    """Ray on this machine, begun once; as Ray counts, it has CPUs for actors and what feeds them."""
-    port, folder = free_port(), tempfile.mkdtemp(prefix="ray-")
+def cluster(endpoint: str) -> Iterator[str]:
+    """Ray on this machine, begun once, and where its metrics are; as Ray counts, it has CPUs for actors and
+    what feeds them."""
+    port, metrics, folder = free_port(), free_port(), tempfile.mkdtemp(prefix="ray-")
     ray = Path(sys.executable).with_name("ray")
     own = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled", "RAY_raylet_start_wait_time_s": "180"}
     own |= {"AWS_ENDPOINT_URL": endpoint, "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
@@ -80,16 +85,19 @@ def cluster(endpoint: str) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patched, open(f"{folder}/said", "w+") as said:
         for name, value in own.items():
             patched.setenv(name, value)
-        words = [str(ray), *head.split(), "--include-dashboard=false"]
+        words = [str(ray), *head.split(), "--include-dashboard=false", f"--metrics-export-port={metrics}"]
         begun = subprocess.Popen(words, stdout=said, stderr=said, start_new_session=True)
         until = time.monotonic() + 200
         while "runtime started" not in Path(said.name).read_text() and time.monotonic() < until:
             assert begun.poll() is None, Path(said.name).read_text()
             time.sleep(0.2)
         patched.setenv("RAY_ADDRESS", f"127.0.0.1:{port}")
-        yield
+        yield f"http://127.0.0.1:{metrics}/metrics"
     os.killpg(begun.pid, signal.SIGKILL)
     begun.wait()
+    current = Path("/tmp/ray/ray_current_cluster")
+    if current.exists() and current.read_text().strip() == f"127.0.0.1:{port}":
+        current.unlink()  # as `ray stop` does, which would stop every Ray of this machine
     shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -136,7 +144,7 @@ def same(found: dict[str, Any], wanted: dict[str, Any]) -> None:
             assert np.array_equal(np.asarray(found[name]["values"], np.float32), answer.reshape(-1))
 
 
-def test_ray_data_survives_a_killed_actor(cluster: None, model: Path, tmp_path: Path) -> None:
+def test_ray_data_survives_a_killed_actor(cluster: str, model: Path, tmp_path: Path) -> None:
     many, out = count("ray images"), tmp_path / "answers.npz"
     run = [sys.executable, "-m", "tests.rayed", "predict", str(model), str(many), "kill", str(out)]
     subprocess.run(run, check=True, timeout=900, capture_output=True)
@@ -155,7 +163,7 @@ def command(*words: object) -> list[str]:
     return [sys.executable, "-c", "from aerogel.cli.main import app; app()", *map(str, words)]
 
 
-def test_a_batch_goes_on_where_it_was(cluster: None, model: Path, tmp_path: Path, bucket: str) -> None:
+def test_a_batch_goes_on_where_it_was(cluster: str, model: Path, tmp_path: Path, bucket: str) -> None:
     """The driver is killed at three points; then on S3, whole."""
     import s3fs
 
@@ -297,7 +305,27 @@ def malformed(rng: np.random.Generator) -> tuple[bytes, str]:
     return cases[rng.integers(len(cases))]
 
 
-def test_a_service_stays_up(cluster: None, model: Path, tmp_path: Path) -> None:
+def shown(prefix: str) -> set[str]:
+    """The metrics of the dashboard that begin so, as an endpoint names their kinds."""
+    text = Path("deploy/grafana.json").read_text()
+    found = set(re.findall(rf"\\b{prefix}_[a-z_]+", text))
+    return {
+        name.removesuffix("_bucket").removesuffix("_sum").removesuffix("_count") if prefix == "ray" else name
+        for name in found
+    }
+
+
+def exported(url: str, wanted: set[str], seconds: float) -> set[str]:
+    """Of the wanted metrics those that an endpoint has not, after so many seconds at most."""
+    until = time.monotonic() + seconds
+    while True:
+        missing = wanted - set(re.findall(r"^# TYPE (\S+) ", asked(url, None)[1].decode(), re.MULTILINE))
+        if not missing or time.monotonic() > until:
+            return missing
+        time.sleep(1)
+
+
+def test_a_service_stays_up(cluster: str, model: Path, tmp_path: Path) -> None:
     """A replica killed under eight clients, replicas that come by load, malformed requests, and an end that
     answers what it has."""
     port = free_port()
@@ -340,7 +368,7 @@ def test_a_service_stays_up(cluster: None, model: Path, tmp_path: Path) -> None:
     assert asked(url, b"x" * 100, content_type=NPY, transfer_encoding="identity")[0] == 400
     assert running("ray::ServeReplica") >= replicas, "a replica was begun anew"
     with Client(url, model) as client:
-        time.sleep(1)
+        assert not exported(cluster, shown("ray"), 60)
         ended = time.monotonic()
         server.send_signal(signal.SIGTERM)
         time.sleep(2)

@@ -29,7 +29,7 @@ def cluster(wanted: int) -> Iterator[Any]:
     begun = not ray.is_initialized()
     if begun:
         quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
-        own = {} if os.environ.get("RAY_ADDRESS") else {"include_dashboard": False}
+        own = {} if os.environ.get("RAY_ADDRESS") else {"address": "local", "include_dashboard": False}
         ray.init(**quiet, **own)
     try:
         there = int(ray.cluster_resources().get("CPU", 0))
