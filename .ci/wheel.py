@@ -65,6 +65,18 @@ with tempfile.TemporaryDirectory() as name:
         said = run(aerogel, *words)
         assert said, words
         print(said)
+    run(*pip, f"{wheel}[ray]")
+    photos = "import os; from PIL import Image; os.mkdir('photos')\n"
+    photos += "for i in range(5): Image.new('RGB', (60, 50), (i, 0, 9)).save(f'photos/{i}.png')"
+    run(python, "-c", photos)
+    for words in (
+        ("compile", *model, "-o", "seen.aero", "--preprocess", "resize=44 crop=40 mean=0.5,0.5,0.5"),
+        ("batch", "seen.aero", "--input", "photos", "--output", "results"),
+        ("serve", "seen.aero", "-o", "serve.yaml"),
+        ("export", "seen.aero", "--format", "triton", "-o", "models"),
+    ):
+        print(run(aerogel, *words))
+    step("Ray")
     print(run(aerogel, "doctor", code=(0, 1)))
     dialect = "from aerogel.codegen.gpu.launch import dialect; assert 'KERNEL' in dialect()"
     run(python, "-I", "-c", dialect)

@@ -59,7 +59,10 @@ FULL = {
 neon are for each method, all kinds together."""
 CI = {
     "hostile ONNX": 60,
-    "fuzz networks": 150,
+    "exact": 1_500,
+    "real": 1_500,
+    "edges": 200,
+    "fuzz networks": 100,
     "structural mutants": 1_000,
     "stress, seconds": 20,
 }

@@ -9,7 +9,8 @@ import pytest
 
 from tests import counts
 from tests.breaking import Server
-from tests.faults import FAULTS, run, smallest
+from tests.faults import run, smallest
+from tests.seeded import FAULTS
 
 EVERY = range(len(FAULTS))
 

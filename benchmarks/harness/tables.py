@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.experiments.activity import summary
-from benchmarks.harness import chart
+from benchmarks.harness import chart, scaled
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -242,44 +242,6 @@ def activity(result: dict[str, Any]) -> str:
     return "\n".join([*lines, "", where])
 
 
-def scale(results: list[dict[str, Any]]) -> str:
-    """benchmarks/harness/scale.py: what a process costs, before and after."""
-    lines = [
-        "| ResNet-50 at 90 %, MB over as many that only imported aerogel | before | now |",
-        "|---|---|---|",
-    ]
-    before, now = (
-        next(r["processes"] for r in reversed(results) if r["what"] == "memory" and r["old"] == old)
-        for old in (True, False)
-    )
-    counts = sorted(map(int, now))
-    for count in counts:
-        cells = (f"{_over(seen, count) / 1e6:.0f}" for seen in (before, now))
-        lines.append(f"| {count} processes | {' | '.join(cells)} |")
-    few, many = counts[-2:]
-    further = [(_over(s, many) - _over(s, few)) / (many - few) / 1e6 for s in (before, now)]
-    lines.append(f"| each further one ({few} to {many}) | {further[0]:.0f} | {further[1]:.0f} |")
-    workspace = now[str(few)]["workspace"] / 1e6
-    lines.append(f"| of it workspace | {workspace:.0f} | {workspace:.0f} |")
-    found = {r["what"]: r for r in results}
-    start, batches = found["start"], found["batches"]
-    ratios = sorted(float(r["ratio"]) for r in results if r["what"] == "calls")
-    said = [
-        f"Start after `import torch`, with a warm cache: loaded after {start['load_s']:.2f} s of CPU, "
-        f"first answer after {start['first_s']:.2f} s.",
-        f"Old call / new call, interleaved: {', '.join(f'{r:.3f}' for r in ratios)}.",
-        f"{batches['calls']:,} calls of 64 batch sizes (SqueezeNet, 96 x 96, by rule): "
-        f"{batches['binds']} programs for {batches['points']} sizes; {batches['ms_p50']:.2f} ms of CPU "
-        f"an image in the middle, {batches['ms_p99']:.2f} at the 99th percentile.",
-    ]
-    return "\n".join([*lines, "", " ".join(said), f"({start['date']}, `{start['target']}`)"])
-
-
-def _over(seen: dict[str, Any], count: int) -> float:
-    own = seen[str(count)]
-    return float(own["pss"] - own["imported"])
-
-
 def gpu_facts(result: dict[str, Any]) -> str:
     """benchmarks/experiments/gpu_facts.py: what packing costs on each pattern, and what kernels take."""
     lines = [
@@ -363,7 +325,8 @@ _SHARES: tuple[Callable[[dict[str, Any]], float], ...] = (
 )
 
 TABLES: dict[str, Callable[[Any], str]] = {
-    "explain": said, "layers": layers, "models": models, "half": half, "scale": scale, "fashion": agreement,
+    "explain": said, "layers": layers, "models": models, "half": half, "scale": scaled.processes,
+    "engines": scaled.engines, "fashion": agreement,
     "fashion_mnist": pruned, "tilewise": tilewise, "blockgemm": blockgemm, "actsparse": actsparse,
     "pooling": pooling, "activity": activity, "gpu_facts": gpu_facts, "gpu_model": gpu_model,
 }  # fmt: skip

@@ -39,6 +39,7 @@ app = typer.Typer(
     name="aerogel",
     help="Pruned CNNs, really faster: same answers, never slower on your machine, and it says why.",
     no_args_is_help=True,
+    rich_markup_mode="markdown",
 )
 
 

@@ -123,7 +123,6 @@ def application(args: dict[str, Any]) -> Any:
                 "target_ongoing_requests": max(1, waiting // 4),
                 "upscale_delay_s": 5,
                 "look_back_period_s": 10,
-                "metrics_interval_s": 2,
             }
         }
     deployed = serve.deployment(
