@@ -122,7 +122,7 @@ def application(args: dict[str, Any]) -> Any:
                 "max_replicas": most,
                 "target_ongoing_requests": max(1, waiting // 4),
                 "upscale_delay_s": 5,
-                "look_back_period_s": 10,
+                "look_back_period_s": 15,
             }
         }
     deployed = serve.deployment(
