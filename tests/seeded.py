@@ -242,7 +242,7 @@ FAULTS = (
     Fault("preprocess.py", "if math.prod(size) > MOST_PIXELS:", "if False:", "a small file makes a huge image", "tests/test_serving.py::test_images_that_are_none"),
     Fault("serving/requests.py", "if math.prod(shape) * dtype.itemsize != len(body) - raw.tell():", "if False:", "a header says more than there is", "tests/test_serving.py::test_requests_are_looked_at"),
     Fault("serving/predictor.py", "value[: rows - at]", "value", "images that filled up a batch are answered", "tests/test_serving.py::test_a_model_of_one_batch_size"),
-    Fault("serving/results.py", 'beside = f"{folder}/.{name}.{os.getpid()}"', "beside = place", "a file of results is seen half written", "tests/test_serving.py::test_results_are_whole_or_not_there"),
+    Fault("serving/results.py", 'beside = f"{folder}/.{name}.{secrets.token_hex(8)}"', "beside = place", "a file of results is seen half written", "tests/test_serving.py::test_results_are_whole_or_not_there"),
     Fault("serving/results.py", "other = [name for name in said if before.get(name) != said[name]]", "other: list[str] = []", "results of two models are mixed", "tests/test_serving.py::test_results_are_whole_or_not_there"),
     Fault("serving/inputs.py", "groups=tuple(groups), first=first", "groups=tuple(groups), first=0", "rows of parquet have each other's names", "tests/test_serving.py::test_parquet_is_an_input"),
     Fault("serving/triton.py", "if kept.match(b)", "if True", "a name writes into the server's settings", "tests/test_triton_server.py::test_export_refuses_in_words"),

@@ -301,6 +301,17 @@ def malformed(rng: np.random.Generator) -> tuple[bytes, str]:
         (b'{"inputs": NaN}', "application/json"),
         (b'{"inputs": 1' + b"0" * 5000 + b"}", "application/json"),
         (b'{"inputs": [[[[1e999]]]]}', "application/json"),
+        (b'{"inputs": ["' + b"x" * 1000 + b'"' + b",1" * 1000 + b"]}", "application/json"),
+        (b'{"inputs": [null, 1]}', "application/json"),
+        (good.replace(b"(1, 3, 32, 32)", b"(1<<62, 0, 3) "), NPY),
+        (good.replace(b"(1, 3, 32, 32)", b"(True, 3072)  "), NPY),
+        (
+            b"\x93NUMPY\x01\x00\x80\x01"
+            + str({"descr": "<f4", "fortran_order": False, "shape": (1,) * 65}).ljust(383).encode()
+            + b"\n"
+            + bytes(4),
+            NPY,
+        ),
     ]
     return cases[rng.integers(len(cases))]
 

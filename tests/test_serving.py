@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch import nn
 
 import aerogel
 from aerogel.errors import AerogelError, InvalidArgument, InvalidFile, ShapeError
@@ -95,9 +98,62 @@ def test_calls_together_are_calls_alone(model: Path) -> None:
     found = predictor.together(asked)
     assert isinstance(found[-1], ShapeError)
     for rows, answer in zip(asked[:-1], found[:-1], strict=True):
-        assert not isinstance(answer, ShapeError)
+        assert not isinstance(answer, AerogelError)
         assert np.array_equal(answer["mean"], predictor(rows)["mean"])
     assert predictor.misfit({"y": asked[0]["x"]}) == "the model takes ['x'], not ['y']"
+
+
+class Two(nn.Module):
+    """Two inputs; and images that meet, if asked for."""
+
+    def __init__(self, meet: bool) -> None:
+        super().__init__()
+        self.layer, self.meet = nn.Conv2d(3, 8, 3), meet
+
+    def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.layer(a) + b[:, :1, :1, :1]
+        return y - y.mean(0) if self.meet else y
+
+
+@pytest.mark.parametrize("meet", [False, True])
+def test_calls_do_not_see_each_other(tmp_path: Path, meet: bool) -> None:
+    torch.manual_seed(0)
+    example = torch.randn(2, 3, 8, 8), torch.randn(2, 3, 8, 8)
+    aerogel.save(aerogel.compile(sparse(Two(meet).eval()), example, tune="off"), tmp_path / "m.aero")
+    predictor = Predictor(tmp_path / "m.aero")
+    rng = np.random.default_rng(0)
+
+    def rows(a: int, b: int) -> dict[str, Any]:
+        return {n: rng.standard_normal((k, 3, 8, 8), np.float32) for n, k in (("a", a), ("b", b))}
+
+    asked = [rows(2, 2), rows(1, 2), rows(3, 3)]
+    first, wrong, last = predictor.together(asked)
+    assert isinstance(wrong, ShapeError)
+    for given, found in ((asked[0], first), (asked[2], last)):
+        assert not isinstance(found, AerogelError)
+        (name,) = found
+        np.testing.assert_array_equal(found[name], predictor(given)[name])
+
+
+def test_a_call_that_fails_fails_alone(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What does not fit into memory is not its neighbour's fault."""
+    predictor = Predictor(model, 1)
+    run = predictor.fast.run
+
+    def small(names: Any, feed: Any) -> Any:
+        if feed["x"].shape[-1] > 40:
+            raise InvalidFile("more memory than there is")
+        return run(names, feed)
+
+    monkeypatch.setattr(predictor.fast, "run", small)
+    good, bad = predictor.together([{"x": np.zeros((1, 3, side, side), np.float32)} for side in (32, 48)])
+    assert isinstance(bad, AerogelError)
+    assert not isinstance(good, AerogelError)
+    monkeypatch.setattr("aerogel.serving.predictor.TOGETHER", 3 * 32 * 32 * 4 * 2)
+    many = [{"x": np.random.default_rng(i).standard_normal((1, 3, 32, 32), np.float32)} for i in range(5)]
+    for given, found in zip(many, predictor.together(many), strict=True):
+        assert not isinstance(found, AerogelError)
+        assert np.array_equal(found["mean"], predictor(given)["mean"])
 
 
 def test_a_model_of_one_batch_size(tmp_path: Path) -> None:
@@ -112,7 +168,7 @@ def test_a_model_of_one_batch_size(tmp_path: Path) -> None:
     pairs = [predictor.fast.run(None, {name: rows[[i, min(i + 1, 4)]]})[0] for i in (0, 2, 4)]
     assert np.array_equal(found, np.concatenate(pairs)[:5])
     (answer,) = predictor.together([{name: rows[:1]}])
-    assert not isinstance(answer, ShapeError)
+    assert not isinstance(answer, AerogelError)
     assert len(answer[output]) == 1
 
 
@@ -134,6 +190,9 @@ def test_requests_are_looked_at(model: Path) -> None:
     )
     photo = encoded(np.zeros((40, 40, 3), np.uint8), "JPEG")
     assert requests.arrays(photo, "image/jpeg", predictor, recipe)["x"].shape == (1, 3, 32, 32)
+    text = b'{"inputs": ["' + b"x" * 1000 + b'"' + b",1" * 10_000 + b"]}"
+    with pytest.raises(requests.Refused, match="not made of numbers"):
+        requests.arrays(text, "application/json", predictor, None)
     with pytest.raises(requests.Refused, match="without a way to read images"):
         requests.arrays(photo, "image/jpeg", predictor, None)
     content, kind = requests.answered({"a": np.array([[1, np.nan, np.inf]], np.float32)}, "")
@@ -164,6 +223,20 @@ def test_parquet_is_an_input(tmp_path: Path) -> None:
         list(inputs.read(fs, inputs.listed(str(tmp_path / "c.parquet"), 4).parts[0], 2))
 
 
+def test_links_and_odd_names_are_inputs(tmp_path: Path) -> None:
+    photo = encoded(np.zeros((8, 8, 3), np.uint8))
+    (tmp_path / "in").mkdir()
+    (tmp_path / "there.png").write_bytes(photo)
+    (tmp_path / "in" / "link.png").symlink_to(tmp_path / "there.png")
+    (tmp_path / "in" / "gone.png").symlink_to(tmp_path / "nowhere.png")
+    (tmp_path / "in" / os.fsdecode(b"\xff.png")).write_bytes(photo)
+    found = inputs.listed(str(tmp_path / "in"), 4)
+    assert (found.count, found.skipped) == (2, 1)
+    fs, _ = inputs.filesystem(str(tmp_path))
+    ((first, content), (second, _)) = next(inputs.read(fs, found.parts[0], 4))
+    assert (first, content, second) == ("link.png", photo, "\\udcff.png")
+
+
 def test_what_is_no_input(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("x")
     for url in (str(tmp_path), str(tmp_path / "none"), str(tmp_path / "*.jpg")):
@@ -171,6 +244,9 @@ def test_what_is_no_input(tmp_path: Path) -> None:
             inputs.listed(url, 4)
     with pytest.raises(AerogelError, match="cannot be opened"):
         inputs.listed("nowhere://x", 4)
+    (tmp_path / "b.parquet").write_bytes(b"x")
+    with pytest.raises(AerogelError, match="cannot be read"):
+        inputs.listed(str(tmp_path / "b.parquet"), 4)
     (tmp_path / "a.jpg").write_bytes(b"x")
     (tmp_path / "a.parquet").write_bytes(b"x")
     with pytest.raises(AerogelError, match="a pattern of one kind"):
@@ -195,12 +271,17 @@ def test_results_are_whole_or_not_there(tmp_path: Path) -> None:
     with pytest.raises(KeyError):
         folder.write(0, breaks(), {"y": np.float32})
     assert [p.name for p in (tmp_path / "out").glob("*.parquet")] == []
-    assert folder.done() == set()
     assert not list((tmp_path / "out").glob(".part-*"))
+    for name, age in (("new", 0.0), ("old", 7200.0)):
+        left = tmp_path / "out" / f".part-{name}"
+        left.write_bytes(b"half")
+        os.utime(left, (time.time() - age,) * 2)
+    assert folder.done() == set()
+    assert [p.name for p in (tmp_path / "out").glob(".part-*")] == [".part-new"]
     count = folder.write(1, iter([[row, ("j", NoImage("gone"))]]), {"y": np.float32})
     assert count == (2, 1)
     assert folder.done() == {"part-00001.parquet"}
-    first, second = pq.read_table(tmp_path / "out" / "part-00001.parquet").to_pylist()
+    first, second = pq.read_table(tmp_path / "out").to_pylist()  # as the docs say it
     assert first == {
         "id": "i",
         "outputs": {"y": {"shape": [2, 3], "values": [0, 1, 2, 3, 4, 5]}},

@@ -22,8 +22,10 @@ from aerogel.ir import Array
 
 MOST_BYTES = 64 << 20
 """Of an encoded image."""
-MOST_PIXELS = 100_000_000
+MOST_PIXELS = 64_000_000
 """Of an image, as it comes and as it is resized: a small file may say it is a huge one."""
+FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
+"""What is read; others of Pillow's start programs, or hold more than they say."""
 _SIDE = r"[1-9][0-9]{0,5}"
 _NUMBER = r"[0-9]*\.?[0-9]+(?:e-?[0-9]{1,2})?"
 _SIDES = ("resize", "crop")
@@ -89,7 +91,7 @@ class Recipe:
         if len(encoded) > MOST_BYTES:
             raise NoImage(f"{len(encoded)} bytes; an image has at most {MOST_BYTES}")
         try:
-            with Image.open(io.BytesIO(encoded)) as image:
+            with Image.open(io.BytesIO(encoded), formats=FORMATS) as image:
                 _fits(image.size)
                 return self._taken(image)
         except NoImage:
@@ -115,6 +117,7 @@ class Recipe:
         from PIL import Image
 
         image = image.convert("L" if self.channels == 1 else "RGB")
+        _fits(image.size)
         if self.resize:
             width, height = _resized(image.size, self.resize)
             _fits((width, height))

@@ -28,7 +28,7 @@ def serve(
         typer.Option("--batch", min=1, help="Requests that run together, at most; by default as tuned."),
     ] = None,
     wait_ms: Annotated[float, typer.Option(min=0, help="How long a request waits for others.")] = 2.0,
-    max_bytes: Annotated[int, typer.Option(min=1, help="Of a request's body.")] = 64 << 20,
+    max_bytes: Annotated[int, typer.Option(min=1, help="Of a request's body.")] = 16 << 20,
     resize: Sides = None,
     crop: Crop = None,
     mean: Mean = None,
@@ -70,9 +70,9 @@ def serve(
             from aerogel.serving.running import running
 
             stopped = threading.Event()
-            for name in (signal.SIGTERM, signal.SIGINT):
-                signal.signal(name, lambda *_: stopped.set())
             with running(args, host, port):
+                for name in (signal.SIGTERM, signal.SIGINT):
+                    signal.signal(name, lambda *_: stopped.set())
                 typer.echo(printable(f"ready: http://{host}:{port}/"))
                 stopped.wait()
                 typer.echo("answering what is left")

@@ -15,13 +15,13 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
 
 from aerogel import __version__
-from aerogel.errors import AerogelError, InvalidArgument, ShapeError, printable
+from aerogel.errors import AerogelError, InvalidArgument, printable
 from aerogel.ir import Array
 from aerogel.preprocess import NoImage, Recipe
 from aerogel.progress import Progress
@@ -100,9 +100,9 @@ class Parts:
             return why
 
 
-def _only(answer: Rows | ShapeError) -> Rows | NoImage:
+def _only(answer: Rows | AerogelError) -> Rows | NoImage:
     """The only row of an answer."""
-    if isinstance(answer, ShapeError):
+    if isinstance(answer, AerogelError):
         return NoImage(str(answer))
     return {name: value[0] for name, value in answer.items()}
 
@@ -156,7 +156,12 @@ def part(text: str) -> Part:
 def run(job: Job, progress: Progress) -> Done:
     """Run what has not been run yet."""
     began = time.monotonic()
-    job = Job(**{**asdict(job), "model": os.path.abspath(job.model), "folder": os.path.abspath(job.folder)})
+    paths: dict[str, Any] = {
+        name: _absolute(getattr(job, name)) for name in ("model", "input", "output", "folder")
+    }
+    job = replace(job, **paths)
+    if f"{job.output}/".startswith(f"{job.input.rstrip('/')}/"):
+        raise InvalidArgument("--output lies in --input: results would be listed with the images")
     progress.begin("reading the model")
     said = look(job)
     progress.begin("listing the images")
@@ -179,6 +184,11 @@ def run(job: Job, progress: Progress) -> Done:
     return Done(images, errors, len(left), found, inputs.skipped, time.monotonic() - began)
 
 
+def _absolute(path: str) -> str:
+    """A path means the same in every process."""
+    return path if "://" in path else os.path.abspath(path)
+
+
 def look(job: Job) -> dict[str, Any]:
     """What tells one model and one way to prepare images from another, after a look at both here: what is
     wrong is said before anything starts."""
@@ -196,7 +206,9 @@ def _run(job: Job, left: list[Part], progress: Progress) -> Iterator[tuple[int, 
         from ray import data, exceptions
 
         logging.getLogger("ray.data").setLevel(logging.ERROR)
-        data.DataContext.get_current().enable_progress_bars = False
+        context = data.DataContext.get_current()
+        context.enable_progress_bars = False
+        context.actor_task_retry_on_errors = True  # a store that cannot be reached now; as often as below
         items = [{"part": json.dumps(asdict(p))} for p in left]
         with warnings.catch_warnings():  # Ray 2.60 has no other way yet to say how often to try again
             warnings.filterwarnings("ignore", "`ray_remote_args` is deprecated")

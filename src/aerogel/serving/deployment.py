@@ -29,6 +29,10 @@ OPTIONS = {"model", "preprocess", "batch", "wait_ms", "max_bytes", "threads", "r
 """What the args of `aerogel.ray:app` may say."""
 
 
+BODY_S, REQUEST_S = 30.0, 120.0
+"""Seconds for a request's body, and for all of a request."""
+
+
 class Model:
     """One replica."""
 
@@ -41,32 +45,37 @@ class Model:
         self._most = max_bytes
         self._name = str(serve.get_replica_context().replica_id.unique_id)
         self._beside = ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(threads,))
+        self._readers = ThreadPoolExecutor(threads)
         self._together.set_max_batch_size(batch or self._predictor.largest)
         self._together.set_batch_wait_timeout_s(wait_s)
 
     async def __call__(self, request: Request) -> Response:
         try:
-            if request.method == "POST" and request.url.path == "/":
+            path = request.scope["path"].removeprefix(request.scope.get("root_path", "")) or "/"
+            if request.method == "POST" and path == "/":
                 return await self._answer(request)
-            if request.method == "GET" and request.url.path == "/ready":
+            if request.method == "GET" and path == "/ready":
                 await self.check_health()
                 return Response(b'{"ready": true}', media_type=JSON)
-            if request.method == "GET" and request.url.path == "/":
+            if request.method == "GET" and path == "/":
                 return Response(json.dumps(self._described()), media_type=JSON)
             raise Refused(404, "POST / answers, GET / says what it takes, GET /ready computes")
         except Refused as why:
             return Response(json.dumps({"error": str(why)}), why.status, media_type=JSON)
 
     async def _answer(self, request: Request) -> Response:
-        body = await self._body(request)
-        kind = request.headers.get("content-type", "")
-        given = await asyncio.get_running_loop().run_in_executor(
-            None, arrays, body, kind, self._predictor, self._recipe
-        )
+        try:
+            async with asyncio.timeout(BODY_S):
+                body = await self._body(request)
+        except TimeoutError:
+            raise Refused(408, f"the body did not come within {BODY_S:g} s") from None
+        loop, kind = asyncio.get_running_loop(), request.headers.get("content-type", "")
+        given = await loop.run_in_executor(self._readers, arrays, body, kind, self._predictor, self._recipe)
         found = await self._together(given)
-        if isinstance(found, ShapeError):
-            raise Refused(400, str(found))
-        content, media = answered(found, request.headers.get("accept", ""))
+        if isinstance(found, AerogelError):
+            raise Refused(400 if isinstance(found, ShapeError) else 413, str(found))
+        accept = request.headers.get("accept", "")
+        content, media = await loop.run_in_executor(self._readers, answered, found, accept)
         return Response(content, media_type=media, headers={"x-replica": self._name})
 
     async def _body(self, request: Request) -> bytes:
@@ -82,7 +91,7 @@ class Model:
         return bytes(held)
 
     @serve.batch(max_batch_size=1, batch_wait_timeout_s=0, max_concurrent_batches=1)  # type: ignore[untyped-decorator]
-    async def _together(self, asked: list[Rows]) -> list[Rows | ShapeError]:
+    async def _together(self, asked: list[Rows]) -> list[Rows | AerogelError]:
         """The requests that came together, beside the loop. Size and wait are those of __init__."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._beside, self._predictor.together, asked)
@@ -129,6 +138,7 @@ def application(args: dict[str, Any]) -> Any:
         Model,
         ray_actor_options={"num_cpus": int(args.get("threads", 1))},
         max_ongoing_requests=waiting,
+        max_queued_requests=16 * waiting,
         graceful_shutdown_timeout_s=60,
         graceful_shutdown_wait_loop_s=0.2,
         health_check_period_s=5,
@@ -145,4 +155,8 @@ def config(args: dict[str, Any], host: str, port: int) -> dict[str, Any]:
     """What `serve deploy` and KubeRay take: the same deployment, in a file."""
     application(args)
     own = {"name": "aerogel", "route_prefix": "/", "import_path": "aerogel.ray:app", "args": args}
-    return {"http_options": {"host": host, "port": port}, "applications": [own]}
+    return {"http_options": http_options(host, port), "applications": [own]}
+
+
+def http_options(host: str, port: int) -> dict[str, Any]:
+    return {"host": host, "port": port, "request_timeout_s": REQUEST_S}

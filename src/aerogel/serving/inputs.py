@@ -6,6 +6,7 @@ They are listed once, in a fixed order, and cut into parts; a part is what one f
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -73,7 +74,8 @@ def listed(url: str, rows: int) -> Inputs:
         found = {}
     except Exception as why:  # botocore's errors are no OSErrors
         raise AerogelError(f"'{printable(url)[:120]}' cannot be listed: {printable(why)[:200]}") from why
-    names = {n: int(said.get("size") or 0) for n, said in sorted(found.items()) if said.get("type") == "file"}
+    there = {n: said for n, said in sorted(found.items()) if said.get("type") != "directory"}
+    names = {n: int(s.get("size") or 0) for n, s in there.items() if not is_local(fs) or os.path.isfile(n)}
     tables = [n for n in names if n.lower().endswith(".parquet")]
     images = {n: size for n, size in names.items() if n.lower().endswith(IMAGES)}
     if not tables and not images:
@@ -85,9 +87,12 @@ def listed(url: str, rows: int) -> Inputs:
         raise AerogelError(
             f"'{printable(url)[:120]}' has images and .parquet files: say a pattern of one kind"
         )
-    parts = list(_tables(fs, root, tables, rows) if tables else _files(root, images, rows))
+    try:
+        parts = list(_tables(fs, root, tables, rows) if tables else _files(root, images, rows))
+    except Exception as why:  # a file that is no parquet, or cannot be read
+        raise AerogelError(f"'{printable(url)[:120]}' cannot be read: {printable(why)[:200]}") from why
     digest = hashlib.sha256(repr(sorted((names if tables else images).items())).encode()).hexdigest()
-    skipped = len(names) - len(tables) - len(images)
+    skipped = len(there) - len(tables) - len(images)
     return Inputs(url, tuple(parts), sum(p.count for p in parts), digest, skipped)
 
 
@@ -111,7 +116,7 @@ def _tables(fs: Any, root: str, paths: Sequence[str], rows: int) -> Iterator[Par
         for i, count in enumerate(counts):
             groups.append(i)
             held += count
-            if held >= rows or i == len(counts) - 1:
+            if held and (held >= rows or i == len(counts) - 1):
                 yield Part(number, root, (path,), groups=tuple(groups), first=first, count=held)
                 number, first, groups, held = number + 1, first + held, [], 0
 
@@ -131,8 +136,8 @@ def read(fs: Any, part: Part, batch: int) -> Iterator[list[tuple[str, bytes | No
 
 def _content(found: dict[str, Any], path: str) -> bytes | NoImage:
     content = found.get(path, found.get(path.lstrip("/")))
-    if isinstance(content, FileNotFoundError):
-        return NoImage("the file is not there any more")
+    if isinstance(content, FileNotFoundError | PermissionError):
+        return NoImage(f"the file cannot be read: {content.strerror or 'it is not there any more'}")
     if isinstance(content, BaseException):
         raise content
     return NoImage(f"more than {MOST_BYTES} bytes") if content is None else bytes(content)
@@ -140,7 +145,8 @@ def _content(found: dict[str, Any], path: str) -> bytes | NoImage:
 
 def _name(root: str, path: str) -> str:
     """A file's name below what was asked for; the file's own where that is one file."""
-    return path.removeprefix(root).lstrip("/") or path.rpartition("/")[2]
+    name = path.removeprefix(root).lstrip("/") or path.rpartition("/")[2]
+    return name.encode("utf-8", "backslashreplace").decode()
 
 
 def _rows(fs: Any, part: Part, batch: int) -> Iterator[list[tuple[str, bytes | NoImage]]]:
@@ -170,14 +176,15 @@ def columns(schema: Any, path: str) -> tuple[str, str | None]:
     """The column of encoded images (or its `bytes` field, as datasets are stored), and that of names."""
     from pyarrow import types
 
+    name = next((n for n in ("id", "path", "name") if n in schema.names), None)
     binary = [f.name for f in schema if types.is_binary(f.type) or types.is_large_binary(f.type)]
     nested = [
         f"{f.name}.bytes"
         for f in schema
         if types.is_struct(f.type) and f.type.get_field_index("bytes") >= 0 and "." not in f.name
     ]
-    found = sorted((binary or nested), key=lambda n: n.partition(".")[0] not in ("image", "bytes"))
+    able = [n for n in (*binary, *nested) if n != name]
+    found = sorted(able, key=lambda n: n.partition(".")[0] not in ("image", "bytes"))
     if not found:
         raise AerogelError(f"'{printable(path)}' has no column of bytes: {printable(schema.names)[:200]}")
-    name = next((n for n in ("id", "path", "name") if n in schema.names), None)
     return found[0], name

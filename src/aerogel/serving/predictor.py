@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
-from aerogel.errors import InvalidArgument, ShapeError, UnsupportedModel
+from aerogel.capture.separate import separate
+from aerogel.errors import AerogelError, InvalidArgument, ShapeError, UnsupportedModel, printable
 from aerogel.ir import Array
 from aerogel.preprocess import Recipe
 from aerogel.runtime.points import Several
@@ -18,6 +19,8 @@ from aerogel.saved.file import load
 
 Rows = dict[str, Array]
 """Arrays by their names, each with as many rows."""
+TOGETHER = 64 << 20
+"""Bytes of inputs that run in one call, at most; a call of its own may have more."""
 
 
 class Predictor:
@@ -36,6 +39,7 @@ class Predictor:
         self.inputs = dict(zip(self.fast.input_names, captured.sizes, strict=True))
         fixed = {sizes[0] for sizes in captured.sizes if isinstance(sizes[0], int)}
         self.fixed = fixed.pop() if fixed else None
+        self._apart = separate(captured)
         example = pytree.tree_leaves(captured.filled())
         self.example = {n: v.numpy() for n, v in zip(self.fast.input_names, example, strict=True)}
         self.answer = self(self.example)
@@ -83,6 +87,8 @@ class Predictor:
         """Why the model does not take these arrays, or None. Nothing is computed."""
         if set(arrays) != set(self.inputs):
             return f"the model takes {[*self.inputs]}, not {sorted(arrays)}"
+        if len({value.shape[:1] for value in arrays.values()}) != 1:
+            return "inputs of one call have as many rows"
         assert self.fast.captured is not None
         try:
             tensors = [self._blank(arrays[name]) for name in self.inputs]
@@ -95,25 +101,44 @@ class Predictor:
         shape = array.shape if self.fixed is None or not array.ndim else (self.fixed, *array.shape[1:])
         return torch.empty(shape, dtype=torch.from_numpy(np.empty(0, array.dtype)).dtype)
 
-    def together(self, asked: Sequence[Rows]) -> list[Rows | ShapeError]:
-        """Answers to several calls, in their order; those of one size run in one. What the model does not
-        take is its own call's error."""
+    def together(self, asked: Sequence[Rows]) -> list[Rows | AerogelError]:
+        """Answers to several calls, in their order; those of one size run in one, if the model answers each
+        image by itself. What it does not take is its own call's error."""
+        found: dict[int, Rows | AerogelError] = {}
         alike: dict[Any, list[int]] = {}
         for i, rows in enumerate(asked):
-            alike.setdefault(tuple((n, rows[n].dtype, rows[n].shape[1:]) for n in sorted(rows)), []).append(i)
-        found: dict[int, Rows | ShapeError] = {}
+            if (why := self.misfit(rows)) is not None:
+                found[i] = ShapeError(why)
+                continue
+            size = tuple((n, rows[n].dtype, rows[n].shape[1:]) for n in sorted(rows))
+            alike.setdefault(size if self._apart else i, []).append(i)
         for places in alike.values():
-            found |= dict(zip(places, self._one([asked[i] for i in places]), strict=True))
+            for some in _cut(places, asked):
+                found |= dict(zip(some, self._one([asked[i] for i in some]), strict=True))
         return [found[i] for i in range(len(asked))]
 
-    def _one(self, asked: Sequence[Rows]) -> Sequence[Rows | ShapeError]:
-        if (why := self.misfit(asked[0])) is not None:
-            return [ShapeError(why)] * len(asked)
+    def _one(self, asked: Sequence[Rows]) -> Sequence[Rows | AerogelError]:
         joined = {n: np.concatenate([rows[n] for rows in asked]) for n in asked[0]}
         try:
             answer = self(joined)
-        except ShapeError as other:
-            return [other] * len(asked)
+        except AerogelError as why:
+            return [why] * len(asked)
+        except (MemoryError, RuntimeError) as why:
+            return [AerogelError(f"not computed: {type(why).__name__} {printable(why)[:200]}")] * len(asked)
         ends = np.cumsum([len(next(iter(rows.values()))) for rows in asked])[:-1]
         cut = {name: np.split(value, ends) for name, value in answer.items()}
         return [{name: pieces[i] for name, pieces in cut.items()} for i in range(len(asked))]
+
+
+def _cut(places: Sequence[int], asked: Sequence[Rows]) -> Iterator[list[int]]:
+    """Calls in groups that fit together."""
+    some, held = list[int](), 0
+    for i in places:
+        size = sum(value.nbytes for value in asked[i].values())
+        if some and held + size > TOGETHER:
+            yield some
+            some, held = [], 0
+        some.append(i)
+        held += size
+    if some:
+        yield some

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+import time
 import urllib.request
 from typing import Any
 
@@ -55,11 +56,13 @@ def probe(server: str, model: str) -> None:
     url = f"{server.rstrip('/')}/v2/models/{model}"
     if not url.startswith(("http://", "https://")):
         raise ValueError(f"'{server}' is no http address")
+    until = time.monotonic() + WAIT_S
     with urllib.request.urlopen(f"{url}/config", timeout=WAIT_S) as answer:  # noqa: S310
         body, length = request(json.load(answer))
     headers = {"Inference-Header-Content-Length": str(length), "Content-Type": "application/octet-stream"}
     asked = urllib.request.Request(f"{url}/infer", data=body, headers=headers)  # noqa: S310
-    with urllib.request.urlopen(asked, timeout=WAIT_S) as answer:  # noqa: S310
+    left = max(0.1, until - time.monotonic())
+    with urllib.request.urlopen(asked, timeout=left) as answer:  # noqa: S310
         answer.read()
 
 

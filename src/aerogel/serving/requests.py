@@ -6,6 +6,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import operator
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,11 +18,12 @@ from aerogel.preprocess import NoImage, Recipe
 from aerogel.serving.predictor import Predictor
 
 NPY, JSON = "application/x-npy", "application/json"
-MOST_BYTES = 64 << 20
+MOST_BYTES = 16 << 20
 """Of a body, where nobody says another number."""
 MOST_JSON = 8 << 20
 """Of JSON: as lists of Python it takes thirty times that."""
 _HEADER = 10_000
+_DIMENSIONS = 8
 
 
 class Refused(AerogelError):
@@ -67,12 +69,15 @@ def npy(body: bytes) -> Array:
         shape, fortran, dtype = reader(raw, max_header_size=_HEADER)
     except Exception as why:
         raise Refused(400, f"not a .npy array: {printable(why)[:120]}") from None
-    if dtype.hasobject or dtype.kind not in "fiub" or any(n < 0 for n in shape):
-        raise Refused(400, f"a .npy array of {printable(dtype)[:40]}: numbers are taken")
+    if dtype.hasobject or dtype.kind not in "fiub" or any(n < 0 for n in shape) or len(shape) > _DIMENSIONS:
+        raise Refused(400, f"a .npy array of {printable(dtype)[:40]}, {len(shape)} dimensions: no input")
     if math.prod(shape) * dtype.itemsize != len(body) - raw.tell():
         raise Refused(400, f"a .npy array of {shape} has {len(body) - raw.tell()} bytes")
     flat: Array = np.frombuffer(body, dtype, offset=raw.tell()).astype(dtype.newbyteorder("="))
-    return flat.reshape(shape, order="F" if fortran else "C")
+    try:
+        return flat.reshape(tuple(map(operator.index, shape)), order="F" if fortran else "C")
+    except (TypeError, ValueError, OverflowError) as why:
+        raise Refused(400, f"a .npy array of {printable(shape)[:80]}: {printable(why)[:80]}") from None
 
 
 def _lists(body: bytes, predictor: Predictor) -> dict[str, Array]:
@@ -85,6 +90,9 @@ def _lists(body: bytes, predictor: Predictor) -> dict[str, Array]:
     if not isinstance(said, dict) or set(said) != {"inputs"}:
         raise Refused(400, 'JSON is {"inputs": nested lists}, or {"inputs": {name: nested lists}}')
     given = said["inputs"]
+    names = len(given) if isinstance(given, dict) else 0
+    if body.count(b'"') > 2 + 2 * names or b"null" in body:  # before numpy makes room for the longest text
+        raise Refused(400, "an input is not made of numbers")
     if not isinstance(given, dict):
         given = {_only(predictor): given}
     if set(given) != set(predictor.inputs):
@@ -100,7 +108,7 @@ def _numbers(name: str, value: Any, dtype: Any) -> Array:
     """Nested lists of numbers as an array of the input's own type."""
     try:
         found: Array = np.asarray(value)
-    except (ValueError, RecursionError) as why:
+    except (ValueError, TypeError, OverflowError, MemoryError, RecursionError) as why:
         raise Refused(400, f"input '{name}': {printable(why)[:120]}") from None
     if found.dtype.kind not in "fiub":
         raise Refused(400, f"input '{name}' is not made of numbers")

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -19,7 +21,10 @@ from aerogel.ir import Array
 from aerogel.preprocess import NoImage
 from aerogel.serving.inputs import filesystem, is_local
 
-RECORD = "aerogel-batch.json"
+RECORD = "_aerogel-batch.json"
+"""Readers of parquet leave names alone that begin so."""
+OLD_S = 3600.0
+"""Age from which a half written file is nobody's."""
 Row = tuple[str, "dict[str, Array] | NoImage"]
 
 
@@ -42,16 +47,16 @@ class Folder:
             if is_local(self.fs):
                 self.fs.makedirs(self.path, exist_ok=True)
             found = self._names()
-            if RECORD not in found:
-                if any(name.endswith(".parquet") for name in found):
-                    raise AerogelError(
-                        f"'{printable(self.url)}' has .parquet files that this command did not write: "
-                        "say another --output"
-                    )
-                self._whole(place, json.dumps(said, indent=1).encode())
-                return
+            if RECORD not in found and any(name.endswith(".parquet") for name in found):
+                raise AerogelError(
+                    f"'{printable(self.url)}' has .parquet files that this command did not write: "
+                    "say another --output"
+                )
+            self._first(place, json.dumps(said, indent=1).encode())
             before = json.loads(self.fs.cat_file(place))
-        except (OSError, ValueError) as why:
+        except AerogelError:
+            raise
+        except Exception as why:  # what S3's packages raise is no OSError
             raise AerogelError(f"'{printable(self.url)}' cannot be used: {printable(why)[:200]}") from why
         if not isinstance(before, dict):
             raise AerogelError(f"'{printable(place)}' is no record of a batch")
@@ -69,7 +74,7 @@ class Folder:
         names = self._names()
         for name in names:
             if name.startswith(".part-") and is_local(self.fs):
-                self.fs.rm_file(f"{self.path}/{name}")
+                self._without(f"{self.path}/{name}")
         return {name for name in names if name.startswith("part-")}
 
     def _names(self) -> list[str]:
@@ -79,9 +84,26 @@ class Folder:
         except FileNotFoundError:
             return []
 
-    def _whole(self, place: str, content: bytes) -> None:
-        with self._opened(place) as raw:
-            raw.write(content)
+    @staticmethod
+    def _without(path: str) -> None:
+        """Remove what nobody has written to for a while."""
+        with suppress(FileNotFoundError):
+            if time.time() - os.stat(path).st_mtime > OLD_S:
+                os.unlink(path)
+
+    def _first(self, place: str, content: bytes) -> None:
+        """Write a small file, if there is none yet: of two that try, one does."""
+        with suppress(FileExistsError):
+            if not is_local(self.fs):
+                self.fs.pipe_file(place, content, mode="create")
+                return
+            beside = f"{self.path}/.{secrets.token_hex(8)}"
+            with open(beside, "xb") as raw:
+                raw.write(content)
+            try:
+                os.link(beside, place)
+            finally:
+                os.unlink(beside)
 
     @contextmanager
     def _opened(self, place: str) -> Iterator[Any]:
@@ -96,12 +118,17 @@ class Folder:
             raw.close()
             return
         folder, _, name = place.rpartition("/")
-        beside = f"{folder}/.{name}.{os.getpid()}"
-        with open(beside, "wb") as raw:
-            yield raw
-            raw.flush()
-            os.fsync(raw.fileno())
-        os.replace(beside, place)
+        beside = f"{folder}/.{name}.{secrets.token_hex(8)}"
+        try:
+            with open(beside, "xb") as raw:
+                yield raw
+                raw.flush()
+                os.fsync(raw.fileno())
+            os.replace(beside, place)
+        except BaseException:
+            with suppress(FileNotFoundError):
+                os.unlink(beside)
+            raise
 
     def write(
         self, number: int, batches: Iterator[Sequence[Row]], dtypes: Mapping[str, Any]

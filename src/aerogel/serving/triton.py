@@ -19,7 +19,7 @@ import torch
 from torch.utils import dlpack
 
 from aerogel.disk import write_whole
-from aerogel.errors import AerogelError, InvalidArgument, ShapeError, printable
+from aerogel.errors import AerogelError, InvalidArgument, UnsupportedModel, printable
 from aerogel.ir import Array
 from aerogel.serving.predictor import Predictor, Rows
 
@@ -55,8 +55,8 @@ class TritonPythonModel:
         return array
 
 
-def _response(server: Any, found: Rows | ShapeError) -> Any:
-    if isinstance(found, ShapeError):
+def _response(server: Any, found: Rows | AerogelError) -> Any:
+    if isinstance(found, AerogelError):
         invalid = server.TritonError(str(found), server.TritonError.INVALID_ARG)
         return server.InferenceResponse(output_tensors=[], error=invalid)
     tensors = {name: torch.from_numpy(np.ascontiguousarray(value)) for name, value in found.items()}
@@ -102,6 +102,11 @@ def settings(
     outputs = {
         n: [-1] * (v.ndim - 1) if open_sizes else list(v.shape[1:]) for n, v in predictor.answer.items()
     }
+    flat = [n for n, dims in (*inputs.items(), *outputs.items()) if not dims]
+    if flat:
+        raise UnsupportedModel(
+            f"'{printable(flat[0])}' is one number an image, which Triton's server does not take"
+        )
     preferred = sorted({min(n, largest) for n in (predictor.largest, largest) if n > 1})
     batching = f"preferred_batch_size: {preferred} " if preferred else ""
     return "\n".join(
