@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import aerogel
+from aerogel.progress import Progress
 from aerogel.tune import choose, search
 from aerogel.tune.search import Effort, effort
 from aerogel.zoo.models import prune
@@ -102,7 +103,10 @@ def test_the_running_network_ends_in_time(
     """Building plans ends at a quarter of what is left, rounds at half of it; one of each is always there."""
     backend: Any = Slow(monkeypatch)
     nothing: Any = None
-    times = choose._in_place(backend, nothing, {}, [{}] * 8, [], Effort(3, 9, until=seconds))
+    said = list[str]()
+    monkeypatch.setattr(Progress, "_show", lambda self, _: said.append(self.line()))
+    times = choose._in_place(backend, nothing, {}, [{}] * 8, [], Effort(3, 9, until=seconds), Progress())
     assert times is not None
     assert len(times) == plans
     assert len(times[0]["conv"]) == rounds
+    assert len(said) >= plans + rounds  # a line that moves: in a notebook nothing else draws it again

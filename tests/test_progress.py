@@ -142,5 +142,5 @@ def test_compile_counts_its_layers(caplog: pytest.LogCaptureFixture, tmp_path: A
     with caplog.at_level(logging.INFO, "aerogel"):
         aerogel.compile(model, torch.randn(1, 4, 12, 12), store=tmp_path)
     said = " ".join(record.message for record in caplog.records)
-    for phase in ("reading the model", "timing layers", "running network", "whole model"):
+    for phase in ("reading the model", "timing layers", "choosing layouts", "whole model"):
         assert phase in said

@@ -71,9 +71,8 @@ def tuned(
     if asked.effort is not None and not search.unfinished(asked.effort, choices):
         progress.begin("choosing layouts")
         choices = assigned(backend, network.graph, shapes, choices)
-        progress.begin("timing configurations in the running network", 0.35)
-        choices = _refined(backend, network, shapes, choices, inputs, asked.effort)
-        choices = _joined(backend, network, shapes, choices, inputs, asked.effort, real)
+        choices = _refined(backend, network, shapes, choices, inputs, asked.effort, progress)
+        choices = _joined(backend, network, shapes, choices, inputs, asked.effort, real, progress)
     elif asked.effort is not None:
         notes = (*notes, f"tune={asked.tune:g} was over before every layer was timed; the others go by rule")
     said = backend.remarks(network, shapes, choices)
@@ -126,13 +125,16 @@ def _in_place(
     plans: list[dict[str, Choice]],
     inputs: list[Any],
     effort: search.Effort,
+    progress: Progress,
 ) -> list[dict[str, list[float]]] | None:
     """Microseconds of each node in the running network under each plan, index [plan][node][round], plans in
     turn; None where the backend cannot tell. A budget may end before all plans are built: then of the first
     ones."""
     began, left = time.monotonic(), effort.left()
     runs: list[Callable[[list[Any]], dict[str, float]]] = []
-    for plan in plans:
+    steps = len(plans) + effort.rounds + 1
+    for number, plan in enumerate(plans, 1):
+        progress.step("timing in the running network: step", number, steps)
         if runs and time.monotonic() - began > left / 4:
             break
         made = backend.in_network(network, shapes, [plan])
@@ -143,6 +145,7 @@ def _in_place(
     for i in range(effort.rounds + 1):
         if i > 1 and time.monotonic() - began > left / 2:
             break
+        progress.step("timing in the running network: step", len(plans) + i + 1, steps)
         for run, spent in zip(runs, times, strict=True):
             for node, us in run(inputs).items():
                 if i > 0:  # the first round warms up
@@ -157,13 +160,15 @@ def _refined(
     choices: list[Choice],
     inputs: list[Any],
     effort: search.Effort,
+    progress: Progress,
 ) -> list[Choice]:
     """What only the running network can say: what layers may demand of an image size, then which of each
     layer's contenders is fastest there. Layers alike decide together."""
     asking = list(dict.fromkeys(zip(*map(search.by_demand, choices), strict=True)))
     if len(asking) > 1:
         named = [{c.node: c for c in own} for own in asking]
-        times = _in_place(backend, network, shapes, named, inputs, effort)
+        progress.begin("timing in the running network", 0.1)
+        times = _in_place(backend, network, shapes, named, inputs, effort, progress)
         choices = choices if times is None else search.pitched(asking[: len(times)], times)
     options = _contenders(backend, network, shapes, choices, effort)
     plans = [
@@ -173,7 +178,10 @@ def _refined(
         }
         for i in range(max(map(len, options), default=0))
     ]
-    times = _in_place(backend, network, shapes, plans, inputs, effort) if len(plans) > 1 else None
+    if len(plans) < 2:
+        return choices
+    progress.begin("timing in the running network", 0.2)
+    times = _in_place(backend, network, shapes, plans, inputs, effort, progress)
     if times is None:
         return choices
     options = [own[: len(times)] for own in options]
@@ -214,6 +222,7 @@ def _joined(
     inputs: list[Any],
     effort: search.Effort,
     real: Mapping[str, Seen],
+    progress: Progress,
 ) -> list[Choice]:
     """Convolutions that do the pooling after them too, where that is faster: in the running network, or where
     the backend cannot look there, alone."""
@@ -223,7 +232,8 @@ def _joined(
         return choices
     plan = {c.node: c for c in choices}
     pooled = {node: replace(c, pooled=node in after) for node, c in plan.items()}
-    times = _in_place(backend, network, shapes, [plan, pooled], inputs, effort)
+    progress.begin("timing in the running network", 0.05)
+    times = _in_place(backend, network, shapes, [plan, pooled], inputs, effort, progress)
     if times is not None and len(times) < 2:
         return choices
     if times is not None:
