@@ -61,7 +61,6 @@ CI = {
     "hostile ONNX": 60,
     "exact": 1_500,
     "real": 1_500,
-    "edges": 200,
     "fuzz networks": 100,
     "structural mutants": 1_000,
     "stress, seconds": 20,
