@@ -94,7 +94,8 @@ def _gpu() -> Finding:
         says = f"{name}, but cuda-core is missing: pip install aerogel[cuda] for models on the GPU"
         return Finding("GPU", says, good=False)
     return Finding(
-        "GPU", f"{name}: compile(model.cuda(), (x.cuda(),)) takes it; our kernels are new there (docs/gpu.md)"
+        "GPU",
+        f"{name}: compile(model.cuda(), (x.cuda(),)) takes it; kernels are new there (docs/gpu.md)",
     )
 
 

@@ -12,7 +12,7 @@ from aerogel.runtime.module import Compiled
 from aerogel.tune.search import NOT_ASKED, RULE, TOO_FEW
 
 SPARSITY = (
-    "Nothing here is sparse enough for our kernels: where a dense runtime (onnxruntime, OpenVINO) "
+    "Nothing here is sparse enough for sparse kernels: where a dense runtime (onnxruntime, OpenVINO) "
     "serves it, keep that."
 )
 NO_LAYER = "There is no convolution or Linear to speed up."
