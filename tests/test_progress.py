@@ -45,6 +45,16 @@ def test_time_left_goes_by_the_pace_so_far(clock: Clock) -> None:
     assert line.line() == "aerogel: layer 3 of 5, 0:31, about 1:12 left (layer2.0.conv1)"
 
 
+def test_a_phase_without_a_share_is_no_pace(clock: Clock) -> None:
+    line = Progress()
+    line.begin("starting Ray")
+    clock.now += 25
+    line.begin("images", 1.0)
+    clock.now += 10
+    line.step("image", 101, 1000)
+    assert line.left() == pytest.approx(90)
+
+
 def test_hours_are_hours(clock: Clock) -> None:
     line = Progress()
     clock.now += 3725

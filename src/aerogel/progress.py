@@ -26,7 +26,8 @@ class Progress(AbstractContextManager["Progress"]):
     """One long call: phases, and steps of a phase. This one only counts; its subclasses show."""
 
     def __init__(self) -> None:
-        self._began = time.monotonic()
+        self._began = self._phase = time.monotonic()
+        self._aside = 0.0
         self._done = self._share = self._within = 0.0
         self._what = "starting"
         self._detail = ""
@@ -38,6 +39,9 @@ class Progress(AbstractContextManager["Progress"]):
 
     def begin(self, what: str, share: float = 0.0) -> None:
         """A phase that takes about this share of the whole."""
+        now = time.monotonic()
+        self._aside += 0.0 if self._share else now - self._phase
+        self._phase = now
         self._done += self._share
         self._share, self._within = share / self._parts, 0.0
         self._what, self._detail = what, ""
@@ -57,11 +61,13 @@ class Progress(AbstractContextManager["Progress"]):
         return printable(f"aerogel: {self._what}, {_minutes(spent)}{about}{detail}")
 
     def left(self) -> float | None:
-        """Seconds, at the pace so far; None while that says nothing."""
+        """Seconds, at the pace so far; None while that says nothing. Phases that are no share of the whole
+        (the start of Ray) do not count."""
         done = self._done + self._share * self._within
         if not _EARLY < done < 1:
             return None
-        return (time.monotonic() - self._began) * (1 - done) / done
+        aside = self._aside + (0.0 if self._share else time.monotonic() - self._phase)
+        return (time.monotonic() - self._began - aside) * (1 - done) / done
 
     def _show(self, phase: bool) -> None:
         """Show the line; `phase` where a phase begins."""
