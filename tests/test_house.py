@@ -31,7 +31,7 @@ FLOORS = [
     ["reference"],
     ["preprocess"],
     ["ir"],
-    ["progress"],
+    ["progress", "addresses"],
     ["errors", "disk", "locks"],
 ]
 PEERS = [("backends", "cpu", "gpu"), ("codegen", "cpu", "gpu"), ("methods", *METHODS)]

@@ -16,6 +16,7 @@ from PIL import Image
 from torch import nn
 
 import aerogel
+from aerogel.addresses import filesystem
 from aerogel.errors import AerogelError, InvalidArgument, InvalidFile, ShapeError
 from aerogel.preprocess import NoImage, Recipe
 from aerogel.saved import container
@@ -70,6 +71,8 @@ def test_images_that_are_none() -> None:
     for raw in (b"", b"text", good[:40], good[: len(good) // 2], huge.getvalue(), thin, bytes(65 << 20)):
         with pytest.raises(NoImage):
             recipe.decoded(raw)
+    with pytest.raises(NoImage, match="at most"):  # a recipe comes from a file
+        Recipe.parse("crop=100000").applied(np.zeros((8, 8, 3), np.uint8))
     for pixels in (np.zeros((8, 8, 3)), np.zeros((0, 8, 3), np.uint8), np.zeros((8, 8, 7), np.uint8)):
         with pytest.raises(NoImage):
             recipe.applied(pixels)
@@ -213,7 +216,7 @@ def test_parquet_is_an_input(tmp_path: Path) -> None:
     pq.write_table(pyarrow.table({"id": ["x", "y"], "bytes": photos[:2]}), tmp_path / "b.parquet")
     found = inputs.listed(str(tmp_path), 4)
     assert [(p.number, p.count, p.first) for p in found.parts] == [(0, 6, 0), (1, 4, 6), (2, 2, 0)]
-    fs, _ = inputs.filesystem(str(tmp_path))
+    fs, _ = filesystem(str(tmp_path))
     read = [row for part in found.parts for batch in inputs.read(fs, part, 2) for row in batch]
     assert [name for name, _ in read] == [f"a.parquet:{i}" for i in range(10)] + ["x", "y"]
     assert [e for _, e in read[:9]] == photos[:9]
@@ -232,7 +235,7 @@ def test_links_and_odd_names_are_inputs(tmp_path: Path) -> None:
     (tmp_path / "in" / os.fsdecode(b"\xff.png")).write_bytes(photo)
     found = inputs.listed(str(tmp_path / "in"), 4)
     assert (found.count, found.skipped) == (2, 1)
-    fs, _ = inputs.filesystem(str(tmp_path))
+    fs, _ = filesystem(str(tmp_path))
     ((first, content), (second, _)) = next(inputs.read(fs, found.parts[0], 4))
     assert (first, content, second) == ("link.png", photo, "\\udcff.png")
 

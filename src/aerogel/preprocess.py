@@ -124,6 +124,7 @@ class Recipe:
             image = image.resize((width, height), Image.Resampling.BILINEAR)
         if self.crop:
             height, width = self.crop[0], self.crop[-1]
+            _fits((width, height))
             left, top = round((image.width - width) / 2), round((image.height - height) / 2)
             image = image.crop((left, top, left + width, top + height))
         pixels: Array = np.asarray(image, np.float32).reshape(image.height, image.width, -1)

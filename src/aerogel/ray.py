@@ -10,7 +10,7 @@ import numpy as np
 from aerogel.errors import InvalidArgument
 from aerogel.ir import Array
 from aerogel.preprocess import Recipe
-from aerogel.serving.cluster import share
+from aerogel.serving.cluster import cpus
 from aerogel.serving.predictor import Predictor
 
 __all__ = ["Predict", "app"]
@@ -51,7 +51,7 @@ class Predict:
         preprocess: str | None = None,
         threads: int | None = None,
     ) -> None:
-        self._predictor = Predictor(path, threads or share())
+        self._predictor = Predictor(path, threads or cpus())
         self._recipe = self._predictor.recipe if preprocess is None else Recipe.parse(preprocess)
         self._column = column
         if column is not None:

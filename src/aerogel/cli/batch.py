@@ -30,11 +30,9 @@ def recipe(
     text = " ".join([*words, *(["bgr"] if bgr else [])])
     if function is None:
         return str(Recipe.parse(text)) if text else None
-    if text or ":" not in function:
-        raise typer.BadParameter(
-            "--preprocess is module:function, and takes the place of --resize, --crop, ..."
-        )
-    return function
+    if text:
+        raise typer.BadParameter("--preprocess takes the place of --resize, --crop, ...: say one of them")
+    return function if ":" in function else str(Recipe.parse(function))
 
 
 def batch(
@@ -53,7 +51,8 @@ def batch(
     std: Std = None,
     bgr: Bgr = False,
     preprocess: Annotated[
-        str | None, typer.Option(help="module:function, from a file's bytes to an array.")
+        str | None,
+        typer.Option(help='"resize=256 crop=224 ...", or module:function, from bytes to an array.'),
     ] = None,
     as_json: Json = False,
     quiet: Quiet = False,

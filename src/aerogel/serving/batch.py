@@ -21,12 +21,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from aerogel import __version__
+from aerogel.addresses import filesystem
 from aerogel.errors import AerogelError, InvalidArgument, printable
 from aerogel.ir import Array
 from aerogel.preprocess import NoImage, Recipe
 from aerogel.progress import Progress
-from aerogel.serving.cluster import cluster, share
-from aerogel.serving.inputs import Part, filesystem, listed, read
+from aerogel.serving.cluster import cluster, cpus
+from aerogel.serving.inputs import Part, listed, read
 from aerogel.serving.predictor import Predictor, Rows
 from aerogel.serving.results import Folder, Row, part_name
 
@@ -37,7 +38,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Job:
-    """What is asked for. `preprocess` is a recipe's text, or `module:function` from bytes to an array."""
+    """What is asked for. `preprocess` is a recipe's text, or `module:function` from bytes to an array,
+    which is found from `folder`."""
 
     model: str
     input: str
@@ -67,7 +69,7 @@ class Parts:
 
     def __init__(self, job: Mapping[str, Any]) -> None:
         self.job = Job(**job)
-        self.predictor = Predictor(self.job.model, share())
+        self.predictor = Predictor(self.job.model, cpus())
         self.input = self.predictor.alone()
         self.prepared = prepared(self.job, self.predictor.fast.preprocess)
 

@@ -16,7 +16,7 @@ SLOW_START_S = "180"
 
 
 @contextmanager
-def cluster(wanted: int) -> Iterator[Any]:
+def cluster(wanted: int) -> Iterator[None]:
     """Ray with as many CPUs as wanted, or an error that says how many there are. Nothing of Ray's is sent
     anywhere; its logs stay in its folder."""
     if find_spec("ray") is None or find_spec("pyarrow") is None:
@@ -35,16 +35,16 @@ def cluster(wanted: int) -> Iterator[Any]:
         there = int(ray.cluster_resources().get("CPU", 0))
         if there < wanted and not os.environ.get("RAY_ADDRESS"):  # a cluster may grow
             raise AerogelError(
-                f"{wanted} CPUs are asked for (workers times threads), and Ray has {there}: say fewer "
-                "--workers or --threads, or set RAY_ADDRESS to a larger cluster"
+                f"{wanted} CPUs are asked for (processes times threads), and Ray has {there}: say fewer "
+                "--workers, --replicas or --threads, or set RAY_ADDRESS to a larger cluster"
             )
-        yield ray
+        yield
     finally:
         if begun:
             ray.shutdown()
 
 
-def share() -> int:
+def cpus() -> int:
     """Threads for the actor that asks: its CPUs, at least one."""
     import ray
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -20,15 +19,14 @@ from starlette.responses import Response
 
 from aerogel.errors import AerogelError, InvalidArgument, ShapeError
 from aerogel.preprocess import Recipe
-from aerogel.serving.cluster import share
+from aerogel.serving.cluster import cpus
 from aerogel.serving.predictor import Predictor, Rows
 from aerogel.serving.requests import JSON, MOST_BYTES, Refused, answered, arrays
 
-log = logging.getLogger("aerogel")
+NAME = "aerogel"
+"""Of the application."""
 OPTIONS = {"model", "preprocess", "batch", "wait_ms", "max_bytes", "threads", "replicas", "most_replicas"}
 """What the args of `aerogel.ray:app` may say."""
-
-
 BODY_S, REQUEST_S = 30.0, 120.0
 """Seconds for a request's body, and for all of a request."""
 
@@ -39,7 +37,7 @@ class Model:
     def __init__(
         self, path: str, preprocess: str | None, batch: int | None, wait_s: float, max_bytes: int
     ) -> None:
-        threads = share()
+        threads = cpus()
         self._predictor = Predictor(path, threads)
         self._recipe = self._predictor.recipe if preprocess is None else Recipe.parse(preprocess)
         self._most = max_bytes
@@ -154,7 +152,7 @@ def application(args: dict[str, Any]) -> Any:
 def config(args: dict[str, Any], host: str, port: int) -> dict[str, Any]:
     """What `serve deploy` and KubeRay take: the same deployment, in a file."""
     application(args)
-    own = {"name": "aerogel", "route_prefix": "/", "import_path": "aerogel.ray:app", "args": args}
+    own = {"name": NAME, "route_prefix": "/", "import_path": "aerogel.ray:app", "args": args}
     return {"http_options": http_options(host, port), "applications": [own]}
 
 

@@ -11,7 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from aerogel.errors import AerogelError, InvalidArgument, printable
+from aerogel.addresses import filesystem, is_local
+from aerogel.errors import AerogelError, printable
 from aerogel.preprocess import MOST_BYTES, NoImage
 
 IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
@@ -34,30 +35,10 @@ class Part:
 class Inputs:
     """All parts, the number of images, a digest of what was listed, and the names that are no images."""
 
-    url: str
     parts: tuple[Part, ...]
     count: int
     digest: str
     skipped: int
-
-
-def filesystem(url: str) -> tuple[Any, str]:
-    """fsspec's own for an address or a plain path, and the path there. Listings are not remembered."""
-    import fsspec
-
-    scheme, found, _ = url.partition("://")
-    try:
-        more = {"use_listings_cache": False} if scheme in ("s3", "s3a") and found else {}
-        fs, path = fsspec.core.url_to_fs(url, **more)
-    except (ImportError, ValueError) as why:
-        raise InvalidArgument(
-            f"'{printable(url)[:80]}' cannot be opened: {printable(why)[:200]} (s3:// needs aerogel[s3])"
-        ) from None
-    return fs, path
-
-
-def is_local(fs: Any) -> bool:
-    return "file" in ((fs.protocol,) if isinstance(fs.protocol, str) else fs.protocol)
 
 
 def listed(url: str, rows: int) -> Inputs:
@@ -93,7 +74,7 @@ def listed(url: str, rows: int) -> Inputs:
         raise AerogelError(f"'{printable(url)[:120]}' cannot be read: {printable(why)[:200]}") from why
     digest = hashlib.sha256(repr(sorted((names if tables else images).items())).encode()).hexdigest()
     skipped = len(there) - len(tables) - len(images)
-    return Inputs(url, tuple(parts), sum(p.count for p in parts), digest, skipped)
+    return Inputs(tuple(parts), sum(p.count for p in parts), digest, skipped)
 
 
 def _files(root: str, sizes: dict[str, int], rows: int) -> Iterator[Part]:

@@ -16,14 +16,6 @@ import urllib.request
 from typing import Any
 
 WAIT_S = 10.0
-_TYPES = {
-    "TYPE_FP16": "FP16",
-    "TYPE_FP32": "FP32",
-    "TYPE_FP64": "FP64",
-    "TYPE_BOOL": "BOOL",
-    "TYPE_UINT8": "UINT8",
-}
-_TYPES |= {f"TYPE_INT{bits}": f"INT{bits}" for bits in (8, 16, 32, 64)}
 _BYTES = {
     "FP16": 2,
     "FP32": 4,
@@ -42,7 +34,7 @@ def request(settings: dict[str, Any]) -> tuple[bytes, int]:
     warm = settings["model_warmup"][0]
     inputs, zeros = [], 0
     for name, said in warm["inputs"].items():
-        shape, kind = [warm["batch_size"], *map(int, said["dims"])], _TYPES[said["data_type"]]
+        shape, kind = [warm["batch_size"], *map(int, said["dims"])], said["data_type"].removeprefix("TYPE_")
         size = math.prod(shape) * _BYTES[kind]
         parameters = {"binary_data_size": size}
         inputs.append({"name": name, "shape": shape, "datatype": kind, "parameters": parameters})

@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
+from aerogel.addresses import filesystem, is_local
 from aerogel.errors import AerogelError, printable
 from aerogel.ir import Array
 from aerogel.preprocess import NoImage
-from aerogel.serving.inputs import filesystem, is_local
 
 RECORD = "_aerogel-batch.json"
 """Readers of parquet leave names alone that begin so."""

@@ -15,9 +15,8 @@ from ray import serve
 
 from aerogel.disk import write_whole
 from aerogel.errors import AerogelError
-from aerogel.serving.deployment import application, config, http_options
+from aerogel.serving.deployment import NAME, application, config, http_options
 
-NAME = "aerogel"
 DRAINED_S = 75.0
 """How long requests that are running may take: a replica has 60 s, and is then ended."""
 

@@ -16,6 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from aerogel import addresses
 from aerogel.disk import write_whole
 from aerogel.errors import InvalidArgument, printable
 
@@ -90,12 +91,8 @@ class Fleet:
 
 
 def filesystem(url: str) -> tuple[Any, str]:
-    """fsspec's own, with an end to waiting and no remembered listings; and the path."""
-    import fsspec
-
-    scheme = url.partition("://")[0]
-    more = {"config_kwargs": _S3, "use_listings_cache": False} if scheme in ("s3", "s3a") else {}
-    found, path = fsspec.core.url_to_fs(url, **more)
+    """With an end to waiting; and the path."""
+    found, path = addresses.filesystem(url, config_kwargs=_S3)
     return found, path.rstrip("/")
 
 
@@ -152,7 +149,7 @@ def send(url: str, folder: Path, paths: Sequence[Path], until: float) -> int:
             break
         try:
             name = record.relative_to(folder.parent).as_posix()
-            if fs.protocol == "file" or "file" in fs.protocol:
+            if addresses.is_local(fs):
                 fs.makedirs(f"{path}/{name}".rpartition("/")[0], exist_ok=True)
             fs.pipe_file(f"{path}/{name}", record.read_bytes(), mode="create")
             count += 1
