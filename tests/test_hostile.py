@@ -132,6 +132,20 @@ def _mutated(rng: np.random.Generator, text: str) -> str:
     return text.replace('"float32"', str(rng.choice(['"float16"', '"int64"', '"bool"', '"x"'])), 1)
 
 
+def test_bits_past_the_last_element_are_refused() -> None:
+    """As many bits as nonzeros, but one of them for an element that is not there."""
+    array = np.zeros(13, np.float32)
+    array[3] = 1
+    metadata, parts = container._parts(memoryview(container.to_bytes({}, {"a": ("float32", array)})))
+    tensors = {name: np.frombuffer(part, np.uint8).copy() for name, part in parts.items()}
+    bits = next(part for name, part in tensors.items() if name.endswith(".bits"))
+    assert bits.tolist() == [16, 0]
+    bits[:] = [0, 1]
+    del metadata["digest"]
+    with pytest.raises(InvalidFile, match="past its last element"):
+        container.from_bytes(_righted(metadata, tensors))
+
+
 @pytest.mark.parametrize("piece", range(PIECES))
 def test_mutants_with_their_digest_made_right(piece: int, ran: Ran) -> None:
     rng = drawn("righted", piece)

@@ -164,6 +164,8 @@ def _look(i: int, held: Mapping[str, Any], tensors: Mapping[str, Array], first: 
         bits, raw = tensors[f"{i}.bits"], tensors[f"{i}.kept"]
         if len(bits) != ceil_div(count, 8):
             raise InvalidFile(f"array '{name}' has {len(bits)} bytes of bits for {count} elements")
+        if count % 8 and bits[-1] & 0xFF >> count % 8:
+            raise InvalidFile(f"array '{name}' has bits past its last element")
         count = int(np.bitwise_count(bits).sum())
     else:
         raw = tensors[str(i)]
