@@ -59,8 +59,8 @@ FULL = {
 neon are for each method, all kinds together."""
 CI = {
     "hostile ONNX": 60,
-    "exact": 1_500,
-    "real": 1_500,
+    "exact": 1_000,
+    "real": 1_000,
     "fuzz networks": 100,
     "structural mutants": 1_000,
     "stress, seconds": 20,

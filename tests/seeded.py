@@ -19,6 +19,7 @@ class Fault:
 
 
 ROWS, TILES, SUMS = "codegen/cpu/rows.py", "codegen/cpu/tiles.py", "codegen/cpu/sums.py"
+MACHINE, BAKED, BAKED_CPU = "codegen/cpu/machine.py", "codegen/cpu/strips.py", "methods/baked/cpu.py"
 EPILOGUE, EMIT, STRIDEPACK = "codegen/cpu/epilogue.py", "codegen/cpu/emit.py", "methods/stridepack/cpu.py"
 AMX, BANDS, LISTS, BLOCKS, TILED = (
     "codegen/cpu/amx.py",
@@ -34,6 +35,9 @@ METHOD = {
     STRIDEPACK: "stridepack",
     BLOCKS: "tilewise",
     TILED: "tilewise",
+    MACHINE: "baked",
+    BAKED: "baked",
+    BAKED_CPU: "baked",
     LISTS: "actsparse",
 }
 METHOD["methods/actsparse/cpu.py"] = "actsparse"
@@ -96,6 +100,16 @@ FAULTS = (
     Fault(STRIDEPACK, "(channel % stage * _tile_rows(conv, down) + i * conv.dilation[0])", "(channel % stage * _tile_rows(conv, down) + i)", "rows of the tile forget their dilation"),
     Fault(STRIDEPACK, "return max(0, reach - reads.plane(*conv.size)), max(0, over)", "return max(0, reach - reads.plane(*conv.size) - 16), max(0, over)", "a tile's slack is a vector short"),
     Fault(STRIDEPACK, "work[least] += lengths[k] + 4", "work[least] += 1", "filters are dealt by number, not by work", "tests/test_stridepack.py::test_filters_are_dealt_so_that_groups_take_equal_time"),
+    Fault(MACHINE, "turned = (number % REACH == 0)", "turned = (number % (2 * REACH) == 0)", "values beyond the first base are read again"),
+    Fault(MACHINE, "code[:, 1] = 0x62 | (~register >> 3 & 1) << 7 | (~register >> 4 & 1) << 4", "code[:, 1] = 0x62 | (~register >> 3 & 1) << 7 | 1 << 4", "sums of high registers go to low ones"),
+    Fault(MACHINE, "window = REGISTERS - WINDOWS + np.cumsum(first) % WINDOWS", "window = REGISTERS - WINDOWS + np.arange(count) % WINDOWS", "a window is read from a register that another one holds"),
+    Fault(MACHINE, 'more = _additions(every, every * stride).tobytes() if resumed else b""', 'more = b""', "baked: sums of earlier channels are lost"),
+    Fault(BAKED, "e.when(closing, lambda: self.finish_set(own, far, k, end, y, first, count))", "self.finish_set(own, far, k, end, y, first, count)", "a filter is finished after every block of channels"),
+    Fault(BAKED, 'count = b.select(b.icmp_signed("<", left, a["strip"]), left, a["strip"])', 'count = a["strip"]', "the last strip goes past its plane"),
+    Fault(BAKED, 'x = b.add(x, b.mul(e.integer(a["x_group"], group), a["x_plane"]))', "x = x", "baked: groups all read the first group's channels"),
+    Fault(BAKED_CPU, '"scratch_thread": int(np.diff(a["group"]).max()) * strip * VECTOR', '"scratch_thread": (int(np.diff(a["group"]).max()) - 1) * strip * VECTOR', "baked: scratch is one filter short"),
+    Fault(BAKED_CPU, 'if (a["register"] >= size).any() or', "if", "a register of another set is let in", "tests/test_baked.py::test_every_damaged_array_is_found"),
+    Fault(BAKED_CPU, "if (np.diff(key) <= 0).any():", "if (np.diff(key) < 0).any():", "a nonzero may stand twice", "tests/test_baked.py::test_a_nonzero_that_stands_twice_is_found"),
     Fault(LISTS, 'b.fcmp_unordered("!=", x,', 'b.fcmp_ordered("!=", x,', "a window of NaNs is taken for zeros"),
     Fault(LISTS, "found = some if found is None else b.or_(found, some)", "found = some", "only the last vector of a window is looked at"),
     Fault(LISTS, "counts = chunk(c, counts, end)", "counts = chunk(c, counts, b.add(row, b.mul(c, a[\"chunk\"])))", "the last, smaller chunk of positions is dropped"),

@@ -7,11 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
-from aerogel.ir import here_levels
 from aerogel.methods import METHODS, method
 from tests import counts
 from tests.suite.cases import case, edges
-from tests.suite.sweep import LIBRARY, sweep
+from tests.suite.sweep import LIBRARY, ONE_ISA, levels, sweep
 
 PIECE = 500
 KINDS = ("exact", "real", "edges", "special", "half", "half-edges", "half-special")
@@ -31,6 +30,7 @@ def pieces() -> dict[str, Piece]:
     found: dict[str, Piece] = {}
     for number, name in enumerate(METHODS):
         kinds = ("exact",) if name in LIBRARY else KINDS + (IDLE if method(name).SKIPS_INPUT else ())
+        kinds = tuple(kind for kind in kinds if name not in ONE_ISA or not kind.startswith("half"))
         wanted: list[tuple[str, str, tuple[int, ...], int]] = [(kind, kind, (1,), PIECE) for kind in kinds]
         wanted += [("threads", "real", THREADS, PIECE // 2)] if name not in LIBRARY else []
         for what, kind, threads, size in wanted:
@@ -52,11 +52,12 @@ def test_suite(
     ran(f"{'threads' if len(threads) > 1 else kind}: {name}", len(piece))
     done = sweep(name, kind, piece, threads, few=counts.mode() == "ci")
     assert not done.failures, "\n" + "\n".join(done.failures)
-    assert done.ran > 0
+    assert done.ran > 0 or not levels(name)
     if not kind.startswith("half"):
-        levels = here_levels()[:1] if name in LIBRARY else here_levels()
         assert done.refused == 0
-        assert done.by_isa == dict.fromkeys(levels, len(piece)), "every case ran on every ISA"
+        assert done.few < 0.7 * len(piece)
+        many = len(piece) - done.few
+        assert done.by_isa == dict.fromkeys(levels(name), many), "every case ran on every ISA"
 
 
 def test_edges_cover_all_pairs() -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 from aerogel.methods import METHODS, method
 from tests.counts import FULL
+from tests.suite.sweep import ONE_ISA
 
 ROOT = Path(__file__).parents[2]
 LINES = ROOT / "benchmarks" / "results" / "reliability.jsonl"
@@ -63,11 +64,12 @@ def each(name: str) -> tuple[str, ...]:
     if name in ("idle", "idle-special"):
         return tuple(m for m in NATIVE if method(m).SKIPS_INPUT)
     if name in ("opencl", "triton"):
-        return tuple(m for m in METHODS if (m in TRITON) == (name == "triton"))
+        return tuple(m for m in METHODS if m not in ONE_ISA and (m in TRITON) == (name == "triton"))
+    if name in ("half", "half-edges", "half-special", "neon"):
+        return tuple(m for m in NATIVE if m not in ONE_ISA)
     if name == "exact":
         return tuple(METHODS)
-    own = ("real", "edges", "special", "half", "half-edges", "half-special", "threads", "neon")
-    return NATIVE if name in own else ()
+    return NATIVE if name in ("real", "edges", "special", "threads") else ()
 
 
 def newest(lines: list[dict[str, Any]]) -> tuple[dict[int, dict[str, Any]], int]:

@@ -107,7 +107,8 @@ def methods(as_json: Json = False) -> None:
     for row in rows:
         table.add_row(*row)
     Console().print(table)
-    typer.echo(f"\nOn GPUs, never run on a physical one yet: {', '.join(METHODS)} (docs/gpu.md)")
+    on_gpus = ", ".join(name for name in METHODS if method(name).ON_GPUS)
+    typer.echo(f"\nOn GPUs, never run on a physical one yet: {on_gpus} (docs/gpu.md)")
 
 
 @app.command("compile")

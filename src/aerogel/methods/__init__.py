@@ -9,6 +9,7 @@ A method is a folder
                          None where only a measurement can tell
                    DEMANDS: the option by which a configuration asks something of all maps of its image size
                    ROUNDING: the option that its rounding depends on
+                   ON_GPUS: whether its gpu.py takes anything
     cpu.py         how it runs on CPUs
     gpu.py         how it runs on GPUs
 
@@ -30,7 +31,7 @@ from aerogel.codegen.cpu.abi import Kernel, LibraryCall
 from aerogel.errors import InvalidArgument
 from aerogel.ir import ALONE, Array, Config, Conv, Layout, Packed, Place, Pool, Stats
 
-METHODS = ("dense", "direct", "stridepack", "tilewise", "blockgemm", "actsparse")
+METHODS = ("dense", "direct", "stridepack", "baked", "tilewise", "blockgemm", "actsparse")
 BASELINE = METHODS[0]
 """Whom all others are compared with: the strongest dense convolution there is."""
 
@@ -45,6 +46,7 @@ class Method(Protocol):
     RANK: int | None
     DEMANDS: str | None
     ROUNDING: str | None
+    ON_GPUS: bool
 
 
 class Form(Protocol):

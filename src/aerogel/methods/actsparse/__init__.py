@@ -17,3 +17,4 @@ SKIPS_INPUT = True
 RANK = None
 DEMANDS = None
 ROUNDING = "channels"
+ON_GPUS = True

@@ -22,3 +22,4 @@ SKIPS_INPUT = False
 RANK = None
 DEMANDS = None
 ROUNDING = "channels"
+ON_GPUS = True
