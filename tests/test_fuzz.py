@@ -17,6 +17,8 @@ PIECES = 3
 WHOLE = 0.8
 """Of a piece of CI's: 95 % is the share of the full count, and two of 23 features are state, which stays
 torch's."""
+ANSWERED = 0.97
+"""The same for calls: a piece of CI has some 130, and one network that is refused is 2 % of them."""
 
 
 @pytest.mark.parametrize("piece", range(PIECES))
@@ -31,7 +33,7 @@ def test_networks(piece: int, ran: Callable[[str, int], None]) -> None:
         for r, kind, words in tally.failed()
     ]
     assert not failures, "\n".join([*failures, tally.summary()])
-    assert tally.answered >= 0.99, tally.summary()
+    assert tally.answered >= (0.99 if counts.mode() == "nightly" else ANSWERED), tally.summary()
     assert tally.whole >= (0.95 if counts.mode() == "nightly" else WHOLE), tally.summary()
 
 
