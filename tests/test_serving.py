@@ -281,6 +281,7 @@ def test_results_are_whole_or_not_there(tmp_path: Path) -> None:
 
     def breaks() -> Any:
         yield [row]
+        assert not list((tmp_path / "out").glob("*.parquet"))  # nobody sees a file that is half written
         raise KeyError
 
     with pytest.raises(KeyError):
