@@ -229,7 +229,7 @@ FAULTS = (
     Fault("capture/separate.py", "d % rank != 0", "d != 0", "a softmax over the batch, counted from the end, is taken apart", "tests/test_separate.py::test_who_can_run_alone"),
     Fault("compiler.py", "if plan.image_by_image and not separate(network.captured):", "if False:", "a plan may take images apart that are not", "tests/test_separate.py::test_a_plan_cannot_take_images_apart_that_are_not"),
     Fault("backends/cpu/runner.py", "            done += size\n", "", "only the first images of a batch are run", "tests/test_separate.py::test_the_same_answers"),
-    Fault("pruning/prune.py", "held.mask.copy_(kept & held.mask)", "held.mask.copy_(kept)", "what was pruned may come back", "tests/test_pruning.py::test_masks_hold_through_training"),
+    Fault("pruning/held.py", " & held.mask.cpu())", ")", "what was pruned may come back", "tests/test_pruning.py::test_masks_hold_through_training"),
     Fault("pruning/masks.py", "kept[order[gone]] = False", "kept[order[~gone]] = False", "the most important weights go", "tests/test_pruning.py::test_as_much_as_asked"),
     Fault("tune/search.py", "return timing.ratio_p25 > KEEP", "return timing.ratio_p50 > 0.9", "a slower candidate is kept", "tests/test_search.py::test_keep_or_drop"),
     Fault("ir/tensors.py", "return F.pad(x, (left, right, top, bottom)), (0, 0)", "return F.pad(x, (right, left, top, bottom)), (0, 0)", "uneven padding is mirrored", "tests/test_dense.py::test_without_a_private_op_the_plain_form_remains"),

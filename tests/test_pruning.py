@@ -16,8 +16,8 @@ from torch.nn.utils import prune as torchs
 
 import aerogel
 from aerogel import AerogelError
+from aerogel.pruning.asked import erk
 from aerogel.pruning.masks import GIVEN_BACK, TILE, masks, tiles
-from aerogel.pruning.prune import erk
 from tests.small_models import Small, right
 
 
@@ -57,8 +57,35 @@ def test_the_least_important_goes() -> None:
 
 
 def test_blocks_go_whole() -> None:
-    mask = pruned(0.5, pattern="4x3")[0].weight.detach().reshape(300, 72) != 0
-    assert set(mask.reshape(75, 4, 24, 3).sum((1, 3)).unique().tolist()) == {0, 12}
+    """Filters x channels, at one position of the kernel."""
+    mask = pruned(0.5, pattern="4x2")[0].weight.detach() != 0
+    assert set(mask.reshape(75, 4, 4, 2, 9).sum((1, 3)).unique().tolist()) == {0, 8}
+
+
+def test_two_of_four_channels_stay() -> None:
+    model = pruned(0.5, pattern="2:4", exclude=["6"])
+    for layer in (model[0], model[2]):
+        groups = (layer.weight != 0).unflatten(1, (-1, 4))
+        assert set(groups.sum(2).unique().tolist()) == {2}
+        assert (layer.weight.abs().unflatten(1, (-1, 4)).amax(2) > 0).all()
+    half = pruned(0.25, pattern="2:4", exclude=["6"])
+    assert zeros(half[0]) == 0.25
+    assert set((half[0].weight != 0).unflatten(1, (-1, 4)).sum(2).unique().tolist()) == {2, 4}
+    with pytest.raises(AerogelError, match="2:4 has 50% zeros at most"):
+        pruned(0.6, pattern="2:4")
+
+
+def test_transposed_convolutions_are_pruned_by_their_filters() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.ConvTranspose2d(8, 12, 3, groups=2))
+    aerogel.prune(model, 0.5, pattern="6x1")
+    mask = model[0].weight.reshape(2, 4, 6, 3, 3) != 0
+    assert set(mask.sum(2).unique().tolist()) == {0, 6}
+
+
+def test_a_recipe_is_a_dict_too() -> None:
+    model = pruned({"0": ("4x1", 0.5), "2": ["unstructured", 0.75]})
+    assert [zeros(model[i]) for i in (0, 2, 6)] == [0.5, 0.75, 0.0]
 
 
 def test_tiles_are_dense_after_dropping_rows_and_filters() -> None:

@@ -124,7 +124,7 @@ def test_names_of_layers() -> None:
     long = nn.ModuleDict({f"convolution{i}": nn.Conv2d(1, 1, 1) for i in range(40)})
     assert "did you mean 'convolution7'?" in said(lambda: aerogel.prune(long, {"convolutoin7": 0.5}))
     assert "and 28 more" in said(lambda: aerogel.prune(long, {"x": 0.5}))
-    assert "'1' is no convolution" in said(lambda: aerogel.prune(net(), {1: 0.5}))  # type: ignore[dict-item]
+    assert "'1' is no convolution" in said(lambda: aerogel.prune(net(), {1: 0.5}))  # type: ignore[arg-type]
     assert "sparsity names none" in said(lambda: aerogel.prune(net(), {}))
 
 

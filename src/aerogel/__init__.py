@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from aerogel.pruning.advise import advise as advise
     from aerogel.pruning.boost import Boosted as Boosted
     from aerogel.pruning.boost import boost as boost
-    from aerogel.pruning.prune import finalize as finalize
+    from aerogel.pruning.held import finalize as finalize
     from aerogel.pruning.prune import prune as prune
     from aerogel.pruning.reprune import Repruned as Repruned
     from aerogel.pruning.reprune import reprune as reprune
@@ -41,7 +41,7 @@ _LATER = {
     "save": "aerogel.saved.file",
     "load": "aerogel.saved.file",
     "prune": "aerogel.pruning.prune",
-    "finalize": "aerogel.pruning.prune",
+    "finalize": "aerogel.pruning.held",
     "Schedule": "aerogel.pruning.schedule",
 }
 __all__ = [

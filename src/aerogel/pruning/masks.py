@@ -2,13 +2,15 @@
 as much as asked.
 
     unstructured   single elements
-    NxM            blocks of N filters x M input positions
+    NxM            blocks of N filters x M input channels, at one position of the kernel
+    N:M            of M input channels in a row, at one position of the kernel, N stay
     tw1d, tilewise Tile-wise sparsity (SC'20): in each tile of 128 filters whole rows (c, r, s) go;
                    `tilewise` (TW-2D) drops whole filters first, each dimension by 1 - sqrt(1 - sparsity)
     tew            TW-2D pruned a little further, and the best single elements given back
 
-A layer's scores are a matrix of filters x positions (c, r, s). `shares` says how much goes: one share of all
-layers together ("global": the least important anywhere), or one for each layer.
+A layer's scores are filters x channels x kernel, or a matrix of filters x positions (c, r, s). `shares` says
+how much goes: one share of all layers together ("global": the least important anywhere), or one for each
+layer.
 """
 
 from __future__ import annotations
@@ -33,30 +35,54 @@ Shares = float | Mapping[str, float]
 
 def masks(scores: Mapping[str, Tensor], shares: Shares, pattern: str) -> dict[str, Tensor]:
     """For each layer what is kept, in the shape of its scores."""
-    block = as_block(pattern)
-    flat = {name: score.detach().reshape(score.shape[0], -1).double() for name, score in scores.items()}
-    if block is not None:
-        kept = blocks(flat, shares, *block)
-    elif pattern == "tew":
-        kept = elements_back(flat, shares)
+    block, of = as_block(pattern), as_few(pattern)
+    if block is not None or of is not None:
+        taps = {name: _taps_first(score.detach().double()) for name, score in scores.items()}
+        kept = few(taps, shares, *of) if of is not None else blocks(taps, shares, *(block or (1, 1)))
+        kept = {name: mask.transpose(1, 2) for name, mask in kept.items()}
     else:
-        kept = tiles(flat, shares, both=pattern == "tilewise")
+        flat = {name: score.detach().flatten(1).double() for name, score in scores.items()}
+        kept = (
+            elements_back(flat, shares)
+            if pattern == "tew"
+            else tiles(flat, shares, both=pattern == "tilewise")
+        )
     return {name: mask.reshape(scores[name].shape) for name, mask in kept.items()}
 
 
+def _taps_first(score: Tensor) -> Tensor:
+    """Filters x positions of the kernel x channels: channels that are neighbours lie side by side."""
+    return score.reshape(*score.shape[:2], -1).transpose(1, 2)
+
+
 def as_block(pattern: object) -> tuple[int, int] | None:
-    """The block that goes together, filters x positions; None for tiles. What is no pattern is an
+    """The block that goes together, filters x channels; None for tiles and N:M. What is no pattern is an
     AerogelError."""
-    if pattern in ("tilewise", "tw1d", "tew"):
+    if pattern in ("tilewise", "tw1d", "tew") or as_few(pattern) is not None:
         return None
     found = re.fullmatch(
         r"([1-9]\d{0,3})x([1-9]\d{0,3})", "1x1" if pattern == "unstructured" else str(pattern)
     )
     if found is None or not isinstance(pattern, str):
         raise InvalidArgument(
-            f"pattern is unstructured, NxM (such as 4x1), tilewise, tw1d or tew, not '{pattern}'"
+            f"pattern is unstructured, NxM (such as 4x1), N:M (such as 2:4), tilewise, tw1d or tew, not "
+            f"'{pattern}'"
         )
     return int(found[1]), int(found[2])
+
+
+def as_few(pattern: object) -> tuple[int, int] | None:
+    """N and M of N:M; None for other patterns."""
+    found = re.fullmatch(r"([1-9]\d?):([1-9]\d?)", pattern) if isinstance(pattern, str) else None
+    if found is None or int(found[1]) >= int(found[2]):
+        return None
+    return int(found[1]), int(found[2])
+
+
+def most(pattern: str) -> float:
+    """The largest share of zeros that a pattern has."""
+    of = as_few(pattern)
+    return 1.0 if of is None else 1 - of[0] / of[1]
 
 
 def least(units: Mapping[str, tuple[Tensor, Tensor]], shares: Shares) -> dict[str, Tensor]:
@@ -70,6 +96,8 @@ def least(units: Mapping[str, tuple[Tensor, Tensor]], shares: Shares) -> dict[st
 
 
 def _least(score: Tensor, size: Tensor, share: float) -> Tensor:
+    if size.numel() == 0:
+        return torch.ones(score.shape, dtype=torch.bool)
     if (size == 1).all():
         return _smallest(score, int(share * size.numel() + 1e-6))
     order = torch.argsort(score.reshape(-1), stable=True)
@@ -91,24 +119,51 @@ def _smallest(score: Tensor, count: int) -> Tensor:
     return kept.reshape(score.shape)
 
 
-def blocks(flat: Mapping[str, Tensor], shares: Shares, n: int, m: int) -> dict[str, Tensor]:
+def blocks(taps: Mapping[str, Tensor], shares: Shares, n: int, m: int) -> dict[str, Tensor]:
     """Blocks of n x m go whole; those at the edge are smaller."""
-    sizes = {name: _sums(torch.ones_like(score), n, m) for name, score in flat.items()}
+    sizes = {name: _sums(torch.ones_like(score), n, m) for name, score in taps.items()}
     kept = least(
-        {name: (_sums(score, n, m) / sizes[name], sizes[name]) for name, score in flat.items()}, shares
+        {name: (_sums(score, n, m) / sizes[name], sizes[name]) for name, score in taps.items()}, shares
     )
     return {
-        name: mask.repeat_interleave(n, 0).repeat_interleave(m, 1)[
-            : flat[name].shape[0], : flat[name].shape[1]
+        name: mask.repeat_interleave(n, 0).repeat_interleave(m, 2)[
+            : taps[name].shape[0], :, : taps[name].shape[2]
         ]
         for name, mask in kept.items()
     }
 
 
 def _sums(score: Tensor, n: int, m: int) -> Tensor:
-    k, c = score.shape
-    padded = torch.nn.functional.pad(score, (0, -c % m, 0, -k % n))
-    return padded.reshape(ceil_div(k, n), n, ceil_div(c, m), m).sum((1, 3))
+    k, t, c = score.shape
+    padded = torch.nn.functional.pad(score, (0, -c % m, 0, 0, 0, -k % n))
+    return padded.reshape(ceil_div(k, n), n, t, ceil_div(c, m), m).sum((1, 4))
+
+
+def few(taps: Mapping[str, Tensor], shares: Shares, n: int, m: int) -> dict[str, Tensor]:
+    """Of each m channels the n best stay; where less than that is asked for, the groups that lose least are
+    first. A rest of fewer than m channels stays whole."""
+    groups = {
+        name: score[..., : score.shape[2] // m * m].reshape(*score.shape[:2], -1, m)
+        for name, score in taps.items()
+    }
+    order = {name: torch.argsort(group, dim=3, stable=True) for name, group in groups.items()}
+    lost = {name: torch.gather(group, 3, order[name][..., : m - n]).mean(3) for name, group in groups.items()}
+    sizes = {name: torch.full_like(score, float(m - n)) for name, score in lost.items()}
+    if isinstance(shares, Mapping):
+        asked: Shares = {
+            name: min(1.0, shares[name] * taps[name].numel() / max(1.0, float(size.sum())))
+            for name, size in sizes.items()
+        }
+    else:
+        can_go = max(1.0, sum(float(size.sum()) for size in sizes.values()))
+        asked = min(1.0, shares * sum(score.numel() for score in taps.values()) / can_go)
+    whole = least({name: (lost[name], sizes[name]) for name in taps}, asked)
+    found = {name: torch.ones(score.shape, dtype=torch.bool) for name, score in taps.items()}
+    for name, stays in whole.items():
+        mask = torch.ones(groups[name].shape, dtype=torch.bool)
+        mask.scatter_(3, order[name][..., : m - n], stays[..., None].expand(*stays.shape, m - n))
+        found[name][..., : mask.shape[2] * m] = mask.flatten(2)
+    return found
 
 
 def tiles(flat: Mapping[str, Tensor], shares: Shares, *, both: bool) -> dict[str, Tensor]:

@@ -25,8 +25,9 @@ from aerogel.formats import clusters
 from aerogel.ir import Array, Choice, Conv, Dtypes, Weight
 from aerogel.methods import BASELINE, METHODS
 from aerogel.progress import shown
+from aerogel.pruning.held import attached
+from aerogel.pruning.layers import TRANSPOSED, prunable
 from aerogel.pruning.mistakes import a_module, a_number, a_score, a_share, real
-from aerogel.pruning.prune import attached, prunable
 from aerogel.runtime.eager import as_call
 from aerogel.runtime.private import private
 from aerogel.runtime.reading import network_of
@@ -189,7 +190,7 @@ def _pruned(model: nn.Module, args: Any) -> list[tuple[str, nn.Module, Conv, Arr
     found = []
     for node in network.convs():
         module: Any = modules.get(node.layer or "")
-        if module is None:
+        if module is None or isinstance(module, TRANSPOSED):  # its network has another weight
             continue
         conv = problem(node, shapes)
         weight = module.weight.detach().float().numpy().reshape(conv.weight_shape)

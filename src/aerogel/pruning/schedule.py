@@ -8,8 +8,10 @@ from typing import Any
 from torch import nn
 
 from aerogel.errors import InvalidArgument
+from aerogel.pruning.asked import chosen
+from aerogel.pruning.held import attached
 from aerogel.pruning.mistakes import a_count, a_module, several
-from aerogel.pruning.prune import attached, chosen, prune
+from aerogel.pruning.prune import prune
 
 EVERY, TIMES = 100, 20
 """Steps between two prunings at most, and prunings at least, where the user leaves it to us."""
@@ -57,8 +59,8 @@ class Schedule:
             "score": score,
             "exclude": left_out,
         }
-        for module, _ in asked.values():
-            attached(module)
+        for one in asked.values():
+            attached(one.module)
 
     def step(self) -> None:
         """One optimizer step is done."""

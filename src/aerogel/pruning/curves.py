@@ -1,0 +1,109 @@
+"""What pruning a layer alone does to the answers, measured on calibration data: a curve for each layer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from aerogel.progress import Progress
+from aerogel.pruning.gram import Sums, images, inference, own, parts
+from aerogel.pruning.judge import answers, distance
+from aerogel.pruning.layers import as_weight, filters_first
+from aerogel.pruning.masks import masks, most
+from aerogel.pruning.obs import Problem, costs
+from aerogel.pruning.shares import Curve
+from aerogel.runtime.eager import Call
+
+LEVELS = (0.3, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.98)
+IMAGES = 512
+"""That are looked at, at most."""
+SECONDS = 120.0
+"""For all layers at all levels; where it would take longer, fewer images are looked at."""
+STEPS = 8
+"""Of conjugate gradients: close enough to least squares for a curve, and one product of matrices each."""
+
+
+def curves(
+    dense: nn.Module,
+    modules: Mapping[str, nn.Module],
+    patterns: Sequence[str],
+    calls: Sequence[Call],
+    progress: Progress,
+    levels: Sequence[float] = LEVELS,
+) -> dict[str, dict[str, Curve]]:
+    """For each layer of the dense network and each pattern the error of the answers, that layer alone pruned
+    and repaired. The network is left as it was."""
+    found: dict[str, dict[str, Curve]] = {}
+    number = 0
+    with inference(dense):
+        seen, wanted = _seen(dense, calls, len(modules) * len(patterns) * len(levels))
+        for part in parts(modules):
+            sums = own(dense, part, calls)
+            for name, module in part.items():
+                number += 1
+                progress.step("what layer", number, len(modules), name)
+                found[name] = {
+                    pattern: _curve(dense, module, sums[name], pattern, levels, seen, wanted)
+                    for pattern in patterns
+                }
+    return found
+
+
+def _seen(dense: nn.Module, calls: Sequence[Call], times: int) -> tuple[list[Call], list[list[Tensor]]]:
+    """The calls that are looked at, and the dense network's answers: as many as the time allows."""
+    began = time.monotonic()
+    answers(dense, calls[:1])
+    began, first = time.monotonic(), time.monotonic() - began
+    answers(dense, calls[:1])
+    each = min(first, time.monotonic() - began) * times
+    many = max(1, min(len(calls), int(SECONDS / max(each, 1e-9)), IMAGES // max(1, images(calls[0]))))
+    seen = [calls[i * len(calls) // many] for i in range(many)]
+    return seen, answers(dense, seen)
+
+
+def _curve(
+    dense: nn.Module,
+    module: nn.Module,
+    sums: Sums,
+    pattern: str,
+    levels: Sequence[float],
+    seen: Sequence[Call],
+    wanted: list[list[Tensor]],
+) -> Curve:
+    held: Any = module.weight
+    weight = held.detach().clone()
+    filters = filters_first(module, weight)
+    problem = Problem.of(sums, filters.cpu())
+    whole = torch.ones(filters.shape, dtype=torch.bool)
+    cost = costs(problem, whole.flatten(1), pattern).reshape(filters.shape)
+    curve: dict[float, float] = {}
+    for level in [level for level in levels if level < most(pattern)] + [most(pattern)] * (most(pattern) < 1):
+        kept = masks({"": cost}, {"": level}, pattern)[""]
+        held.data.copy_(as_weight(module, roughly(problem, kept.flatten(1), filters.cpu()), weight.shape))
+        curve[level] = distance(wanted, answers(dense, seen))
+    held.data.copy_(weight)
+    return curve
+
+
+def roughly(problem: Problem, kept: Tensor, start: Tensor) -> Tensor:
+    """Least squares of all rows at once by a few steps of conjugate gradients, from the weights that there
+    are."""
+    gram, cross = problem.gram.float(), problem.cross.float()
+    some = kept.reshape(cross.shape)
+    at = start.float().reshape(cross.shape) * some
+    scale = gram.diagonal(dim1=1, dim2=2)[:, None].clamp_min(1e-30)
+    left = (cross - at @ gram) * some
+    better = left / scale
+    way, size = better, (left * better).sum(2, keepdim=True)
+    for _ in range(STEPS):
+        pushed = (way @ gram) * some
+        length = size / (way * pushed).sum(2, keepdim=True).clamp_min(1e-30)
+        at, left = at + length * way, left - length * pushed
+        better = left / scale
+        size, before = (left * better).sum(2, keepdim=True), size
+        way = better + size / before.clamp_min(1e-30) * way
+    return at.reshape(kept.shape)
