@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from aerogel.pruning.reprune import Repruned as Repruned
     from aerogel.pruning.reprune import reprune as reprune
     from aerogel.pruning.schedule import Schedule as Schedule
+    from aerogel.pruning.slim import slim as slim
+    from aerogel.pruning.slimmed import Slimmed as Slimmed
     from aerogel.report.explain import explain as explain
     from aerogel.report.report import Report as Report
     from aerogel.runtime.module import Compiled as Compiled
@@ -43,11 +45,13 @@ _LATER = {
     "prune": "aerogel.pruning.prune",
     "finalize": "aerogel.pruning.held",
     "Schedule": "aerogel.pruning.schedule",
+    "slim": "aerogel.pruning.slim",
+    "Slimmed": "aerogel.pruning.slimmed",
 }
 __all__ = [
     "Advice", "AerogelError", "Boosted", "Compiled", "InvalidFile", "Plan", "PlanMismatch", "Report",
-    "Repruned", "Schedule", "ShapeError", "UnsupportedModel", "__version__", "advise", "boost", "compile",
-    "explain", "finalize", "load", "prune", "reprune", "save",
+    "Repruned", "Schedule", "ShapeError", "Slimmed", "UnsupportedModel", "__version__", "advise", "boost", "compile",
+    "explain", "finalize", "load", "prune", "reprune", "save", "slim",
 ]  # fmt: skip
 
 

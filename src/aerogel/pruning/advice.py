@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -27,6 +27,24 @@ class LayerAdvice:
     us: dict[Point, float]
     lost: dict[Point, float]
     break_even: dict[str, float | None]
+
+
+def spent(layers: Sequence[LayerAdvice], at: Sequence[Point | None]) -> float:
+    """Microseconds of all layers, each at its point; None is dense."""
+    return sum(min(one.dense_us, one.us[p]) if p else one.dense_us for one, p in zip(layers, at, strict=True))
+
+
+def line_through(
+    layers: Sequence[LayerAdvice], torch_us: float, model_us: Mapping[Point, float]
+) -> tuple[float, float]:
+    """What the layers' times make: the model takes `slope` x their sum + `rest`, a line through the points
+    that were measured and torch's own time."""
+    sums = [spent(layers, [p] * len(layers)) for p in (*model_us, None)]
+    times = np.array([*model_us.values(), torch_us])
+    slope, rest = np.polyfit(sums, times, 1, w=1 / times) if len(set(sums)) > 1 else (1.0, 0.0)
+    if slope <= 0 or rest < 0:
+        return float(np.median(times / sums)), 0.0
+    return float(slope), float(rest)
 
 
 @dataclass(frozen=True)
@@ -108,6 +126,25 @@ class Advice:
         spread = {f"{p}@{s}": list(own) for (p, s), own in self.spread.items()}
         own = {"model_us": named(self.model_us), "layers": layers, "spread": spread, "noise": self.noise}
         return asdict(self) | own
+
+    @staticmethod
+    def from_dict(said: Mapping[str, Any]) -> Advice:
+        """The way back."""
+
+        def points(named: Mapping[str, Any]) -> dict[Point, Any]:
+            return {(p, float(s)): v for (p, _, s), v in ((n.rpartition("@"), v) for n, v in named.items())}
+
+        layers = tuple(
+            LayerAdvice(**{**one, "us": points(one["us"]), "lost": points(one["lost"])})
+            for one in said["layers"]
+        )
+        own = {
+            "model_us": points(said["model_us"]),
+            "layers": layers,
+            "recipe": {name: (p, float(s)) for name, (p, s) in said["recipe"].items()},
+            "spread": {p: (float(low), float(high)) for p, (low, high) in points(said["spread"]).items()},
+        }
+        return Advice(**{k: v for k, v in said.items() if k != "noise"} | own)
 
     def plot(self, ax: Any = None) -> Any:
         """Speedup of the model over sparsity, a line for each pattern. Needs matplotlib: pip install

@@ -23,7 +23,7 @@ from aerogel.ir import ALONE, GRAPH, Array, Choice, Config, Conv, Place, Plan, S
 from aerogel.ir.tensors import from_torch
 from aerogel.methods import BASELINE, METHODS, ranked
 from aerogel.progress import Progress, shown
-from aerogel.pruning.advice import Advice, LayerAdvice, Point
+from aerogel.pruning.advice import Advice, LayerAdvice, Point, line_through, spent
 from aerogel.pruning.masks import as_block, masks
 from aerogel.pruning.mistakes import a_module, a_share, a_speedup, several
 from aerogel.runtime.eager import Call, as_call, bodies, runner
@@ -53,6 +53,7 @@ def advise(
     speedup: float | None = None,
     dtype: Any = None,
     tune: str | float = "fast",
+    progress: bool | None = None,
 ) -> Advice:
     """Measure what pruning would gain on this machine. The model is left as it is; accuracy is not looked at.
 
@@ -70,6 +71,7 @@ def advise(
             `prune(model, advice)` follows it.
         dtype: As for `compile`, for the model; layers are timed in its own precision.
         tune: "fast" tries a few configurations, "full" tunes every layer at every sparsity as `compile` does.
+        progress: False shows no progress, True also where nobody seems to look.
     """
     shares = [
         a_share(s, "each of sparsities") for s in several(sparsities, "sparsities", "sparsities=(0.8, 0.9)")
@@ -88,15 +90,15 @@ def advise(
     backend = backend_of(call)
     model = as_weights(private(a_module(model, "advise"), call))
     points = list(product(dict.fromkeys(kinds), sorted(set(shares))))
-    with shown(None) as progress, torch.no_grad():
-        network, _ = network_of(model, call, None, progress)
+    with shown(progress) as line, torch.no_grad():
+        network, _ = network_of(model, call, None, line)
         if not network.convs():
             raise InvalidArgument(
                 "the model has no convolution or Linear that kernels of ours take: pruning it gains nothing"
             )
         shapes = network.shapes(network.captured.flat(*call))
         problems = {node.name: problem(node, shapes) for node in network.convs()}
-        rows, best = _layers(backend, network, problems, backend.places(network, shapes), points, progress)
+        rows, best = _layers(backend, network, problems, backend.places(network, shapes), points, line)
         forms = [runner(m, call, layout) for layout, m in bodies(model, dtype).items()]
         fastest = min(
             zip(forms, interleaved(forms, FEW_ROUNDS), strict=True),
@@ -104,9 +106,9 @@ def advise(
         )[0]
         ratios, theirs = dict[Point, float](), list[float]()
         spread: dict[Point, tuple[float, float]] = {}
-        progress.begin("timing the model", 0.35)
+        line.begin("timing the model", 0.35)
         for number, point in enumerate(points, 1):
-            progress.step("model", number, len(points), f"{point[1]:.0%} zeros, {point[0]}")
+            line.step("model", number, len(points), f"{point[1]:.0%} zeros, {point[0]}")
             at = {
                 name: (best.get((row.conv, point)), row.us[point], row.dense_us) for name, row in rows.items()
             }
@@ -236,22 +238,11 @@ def _recipe(
     until the model is as fast as wanted or nothing is left to gain. A line through the points and torch's own
     time says what the layers' times make."""
 
-    def spent(at: Sequence[Point | None]) -> float:
-        return sum(
-            min(one.dense_us, one.us[p]) if p else one.dense_us for one, p in zip(layers, at, strict=True)
-        )
-
     now: list[Point | None] = [None] * len(layers)
-    sums, times = (
-        [spent([p] * len(layers)) for p in (*model_us, None)],
-        np.array([*model_us.values(), torch_us]),
-    )
-    slope, rest = np.polyfit(sums, times, 1, w=1 / times) if len(set(sums)) > 1 else (1.0, 0.0)
-    if slope <= 0 or rest < 0:
-        slope, rest = float(np.median(times / sums)), 0.0
+    slope, rest = line_through(layers, torch_us, model_us)
 
     def predicted() -> float:
-        return float(rest + slope * spent(now)) if any(now) else torch_us
+        return rest + slope * spent(layers, now) if any(now) else torch_us
 
     while predicted() > torch_us / wanted:
         best, step = 0.0, None

@@ -41,3 +41,16 @@ def _apart(wanted: Tensor, got: Tensor) -> float:
         spread = (wanted - wanted.mean()).square().mean().clamp_min(1e-12)
         lost = (got - wanted).square().mean() / spread
     return float(torch.nan_to_num(lost, nan=1e30, posinf=1e30))
+
+
+def agreement(wanted: list[list[Tensor]], got: list[list[Tensor]]) -> float:
+    """1 where the answers are the same: of rows of logits the share whose largest is the same, of other
+    answers 1 - |change| / |answers|; the mean over calls, of several answers the least."""
+    each = [min(map(_same, one, other), default=1.0) for one, other in zip(wanted, got, strict=True)]
+    return sum(each) / max(1, len(each))
+
+
+def _same(wanted: Tensor, got: Tensor) -> float:
+    if wanted.dim() == 2 and wanted.shape[1] > 1:
+        return float((wanted.argmax(1) == got.argmax(1)).float().mean())
+    return 1 - float((got - wanted).norm() / wanted.norm().clamp_min(1e-30))

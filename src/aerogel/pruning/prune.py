@@ -9,11 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from aerogel.errors import InvalidArgument
+from aerogel.progress import shown
 from aerogel.pruning.asked import FROM_DATA, Sparsity, chosen, masked
 from aerogel.pruning.held import mark
 from aerogel.pruning.layers import filters_first, under
 from aerogel.pruning.mistakes import several
-from aerogel.pruning.repair import calls_of, repaired
+from aerogel.pruning.repair import calls_of, estimate, repaired, there
 
 
 def prune(
@@ -25,6 +26,7 @@ def prune(
     score: str = "magnitude",
     exclude: Iterable[str] = (),
     calibration: Iterable[Any] | None = None,
+    progress: bool | None = None,
 ) -> nn.Module:
     """Mask the least important weights of every convolution and Linear, in place; the model is returned.
 
@@ -50,17 +52,23 @@ def prune(
             (weight x size of its input) or "obs", which look at `calibration`.
         exclude: Layers to leave alone.
         calibration: Calls of the model on real inputs, a few hundred images: a list of tensors, of tuples of
-            arguments or of dicts of them, or a DataLoader of those.
+            arguments or of dicts of them, or a DataLoader of those. Batch norm is estimated again on it.
+        progress: False shows no progress, True also where nobody seems to look.
     """
     left_out = several(exclude, "exclude", "exclude=['head']")
     scope = scope or ("error" if score == "obs" else "uniform")
     asked = chosen(model, sparsity, pattern, scope, score, left_out)
     if score in FROM_DATA or scope == "error":
-        return repaired(model, asked, scope, score, calls_of(calibration, score))
+        calls = calls_of(calibration, score if score in FROM_DATA else "scope 'error'")
+        with shown(progress) as line:
+            return repaired(model, asked, scope, score, calls, line)
     with torch.no_grad():
         scores = {name: _score(name, one.module, score) for name, one in asked.items()}
         for name, kept in masked(scores, asked, scope).items():
             mark(asked[name].module, kept)
+        if calibration is not None:
+            calls = calls_of(calibration, score)
+            estimate(model, there(model, calls))
     return model
 
 

@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _pytree as pytree
 
 from aerogel.errors import InvalidArgument
-from aerogel.progress import Progress, shown
+from aerogel.progress import Progress
 from aerogel.pruning import obs
 from aerogel.pruning.asked import Asked, masked
 from aerogel.pruning.curves import curves
@@ -68,10 +68,15 @@ def there(model: nn.Module, calls: Iterable[Call]) -> list[Call]:
 
 
 def repaired(
-    model: nn.Module, asked: Mapping[str, Asked], scope: str, score: str, given: Sequence[Call]
+    model: nn.Module,
+    asked: Mapping[str, Asked],
+    scope: str,
+    score: str,
+    given: Sequence[Call],
+    progress: Progress,
 ) -> nn.Module:
     """The model pruned by what its layers are given, in place."""
-    with shown(None) as progress, torch.no_grad():
+    with torch.no_grad():
         calls = there(model, given)
         dense = as_weights(copy.deepcopy(model))
         modules = dict(dense.named_modules())

@@ -1,0 +1,109 @@
+"""Where slim() keeps what it has done, so that it can be killed at any time and goes on from there.
+
+Each stage is a file that appears whole or not at all. Timings are part of it: a run that is resumed decides
+by the same numbers, and ends with the same masks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from aerogel.disk import read_small, write_whole
+from aerogel.errors import AerogelError, InvalidFile
+from aerogel.runtime.eager import Call
+
+MOST = 64 << 20
+"""Bytes of a stage that is no weights."""
+
+
+class Stages:
+    """A folder, or memory where there is none."""
+
+    def __init__(self, folder: str | Path | None) -> None:
+        self.folder = None if folder is None else Path(folder)
+
+    def begin(self, question: Mapping[str, Any]) -> None:
+        """Raises where the folder holds the answer to another question."""
+        if self.folder is None:
+            return
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            known = self._read("question")
+            if known is None:
+                self._write("question", question)
+                return
+        except OSError as why:
+            raise AerogelError(f"'{self.folder}' cannot be used for state: {why.strerror or why}") from why
+        other = [name for name in question if known.get(name) != json.loads(json.dumps(question[name]))]
+        if other:
+            raise AerogelError(
+                f"'{self.folder}' holds the state of a slim() with another {' and '.join(other)}: say state= "
+                "with another folder, or remove this one"
+            )
+
+    def once(self, name: str, make: Callable[[], Any]) -> Any:
+        """What was made before, or is made now: plain values."""
+        found = self._read(name)
+        if found is None:
+            found = make()
+            self._write(name, found)
+            found = json.loads(json.dumps(found))
+        return found
+
+    def read(self, name: str) -> Any:
+        """A stage that is done, or None."""
+        return self._read(name)
+
+    def replace(self, name: str, found: Any) -> None:
+        """A stage that changes."""
+        self._write(name, found)
+
+    def weights(self, name: str, make: Callable[[], Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        """The state of a model that was made before, or is made now."""
+        path = None if self.folder is None else self.folder / f"{name}.safetensors"
+        if path is not None and path.exists():
+            try:
+                return load_file(path)
+            except (SafetensorError, OSError) as why:
+                raise InvalidFile(f"'{path}' is damaged; remove it, and slim() makes it again") from why
+        made = {key: value.detach().cpu().clone().contiguous() for key, value in make().items()}
+        if path is not None:
+            write_whole(path, save(made))
+        return made
+
+    def _read(self, name: str) -> Any:
+        path = None if self.folder is None else self.folder / f"{name}.json"
+        if path is None or not path.exists():
+            return None
+        try:
+            return json.loads(read_small(path, MOST))
+        except ValueError as why:
+            raise InvalidFile(f"'{path}' is damaged; remove it, and slim() makes it again") from why
+
+    def _write(self, name: str, found: Any) -> None:
+        if self.folder is not None:
+            write_whole(self.folder / f"{name}.json", json.dumps(found, indent=1).encode())
+
+
+def digest(model: nn.Module, calls: Sequence[Call]) -> dict[str, str]:
+    """Model and inputs by what they hold."""
+    weights, inputs = hashlib.sha256(), hashlib.sha256()
+    for name, value in model.state_dict().items():
+        weights.update(f"{name} {tuple(value.shape)} {value.dtype}".encode() + _bytes(value))
+    for leaf in pytree.tree_leaves(list(calls)):
+        inputs.update(_bytes(leaf) if isinstance(leaf, Tensor) else repr(leaf).encode())
+    return {"model": weights.hexdigest(), "inputs": inputs.hexdigest()}
+
+
+def _bytes(value: Tensor) -> bytes:
+    return bytes(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
