@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from aerogel.report.explain import explain as explain
     from aerogel.report.report import Report as Report
     from aerogel.runtime.module import Compiled as Compiled
+    from aerogel.runtime.onnxmodel import OnnxModel as OnnxModel
     from aerogel.saved.file import load as load
     from aerogel.saved.file import save as save
 
@@ -36,6 +37,7 @@ _LATER = {
     "Repruned": "aerogel.pruning.reprune",
     "compile": "aerogel.compiler",
     "Compiled": "aerogel.runtime.module",
+    "OnnxModel": "aerogel.runtime.onnxmodel",
     "explain": "aerogel.report.explain",
     "Report": "aerogel.report.report",
     "save": "aerogel.saved.file",
@@ -45,9 +47,9 @@ _LATER = {
     "Schedule": "aerogel.pruning.schedule",
 }
 __all__ = [
-    "Advice", "AerogelError", "Boosted", "Compiled", "InvalidFile", "Plan", "PlanMismatch", "Report",
-    "Repruned", "Schedule", "ShapeError", "UnsupportedModel", "__version__", "advise", "boost", "compile",
-    "explain", "finalize", "load", "prune", "reprune", "save",
+    "Advice", "AerogelError", "Boosted", "Compiled", "InvalidFile", "OnnxModel", "Plan", "PlanMismatch",
+    "Report", "Repruned", "Schedule", "ShapeError", "UnsupportedModel", "__version__", "advise", "boost",
+    "compile", "explain", "finalize", "load", "prune", "reprune", "save",
 ]  # fmt: skip
 
 
