@@ -44,10 +44,11 @@ class OnnxModel(HasGraph):
     gradient.
 
     Example:
-        >>> onnx_model = aerogel.OnnxModel("model.onnx")
-        >>> answer = onnx_model(*onnx_model.example)
-        >>> finished = aerogel.finalize(aerogel.prune(onnx_model, 0.9))
-        >>> onnx_model.save("pruned.onnx")
+        >>> program = torch.onnx.export(model, (x,), "model.onnx", dynamo=True, verbose=False)
+        >>> trains = aerogel.OnnxModel("model.onnx")
+        >>> same = torch.allclose(trains(x), model(x), atol=1e-3)
+        >>> finished = aerogel.finalize(aerogel.prune(trains, 0.9))
+        >>> trains.save("pruned.onnx")
 
     Args:
         path: The file.
