@@ -286,5 +286,5 @@ FAULTS = (
     Fault("runtime/onnxmodel.py", '_Place(name, "weight", _inverse(origin.axes))', '_Place(name, "weight")', "a turned matrix is written back as the layer holds it", "tests/test_onnxmodel.py::test_every_kind_of_layer_and_the_same_file_again"),
     Fault("runtime/onnxmodel.py", "if len(own) == uses[tensor] and all(same == own[0][2] for _, _, same in own):", "if len(own) == uses[tensor]:", "nodes that use a weight in different ways share one layer", "tests/test_onnxmodel.py::test_one_weight_of_two_nodes"),
     Fault("runtime/onnxmodel.py", "            for name in last_used:\n                del values[name]\n", "", "values are kept until the call ends", "tests/test_onnxmodel.py::test_values_are_let_go_after_their_last_use"),
-    Fault("cli/calibration.py", "held = np.load(path, allow_pickle=False)", "held = np.load(path, allow_pickle=True)", "calibration arrays may run anything", "tests/test_cli_prune.py::test_calibration_that_cannot_be_used"),
+    Fault("cli/calibration.py", "held = np.load(file, allow_pickle=False)", "held = np.load(file, allow_pickle=True)", "calibration arrays may run anything", "tests/test_cli_prune.py::test_calibration_that_cannot_be_used"),
 )  # fmt: skip

@@ -84,8 +84,9 @@ def _images(folder: Path, example: Sequence[torch.Tensor], most: int, recipe: st
 def _arrays(path: Path, names: Sequence[str], example: Sequence[torch.Tensor], most: int) -> list[Array]:
     """An array for each input, its first dimension the samples."""
     try:
-        held = np.load(path, allow_pickle=False)  # a pickle may run anything
-        found = {"": held} if isinstance(held, np.ndarray) else {name: held[name] for name in held.files}
+        with path.open("rb") as file:
+            held = np.load(file, allow_pickle=False)  # a pickle may run anything
+            found = {"": held} if isinstance(held, np.ndarray) else {name: held[name] for name in held.files}
     except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as why:
         raise AerogelError(
             f"'{path}' cannot be read: {first_line(why)}. Write plain numbers with numpy.save or numpy.savez."
