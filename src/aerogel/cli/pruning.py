@@ -25,7 +25,7 @@ from aerogel.cli.options import (
     sizes,
     writable,
 )
-from aerogel.cli.recipe import LayerShares, read_recipe
+from aerogel.cli.recipe import read_recipe
 from aerogel.cli.words import in_words
 from aerogel.errors import AerogelError, printable
 
@@ -99,7 +99,7 @@ def prune(
     ],
     sparsity: Annotated[float | None, typer.Option(help="Share of zeros.  [default: 0.9]")] = None,
     pattern: Annotated[
-        str, typer.Option(help="unstructured, tilewise, tw1d, tew, or blocks such as 4x1.")
+        str, typer.Option(help="unstructured, tilewise, tw1d, tew, 2:4, or blocks such as 4x1.")
     ] = "unstructured",
     score: Annotated[
         str,
@@ -208,23 +208,22 @@ def _asked(
 
 def _pruned(model: Any, sparsity: Any, pattern: str, more: dict[str, Any]) -> Any:
     """The model pruned, its zeros part of its weights."""
-    from torch import nn
-
     from aerogel.cli.source import pruned
-    from aerogel.pruning.prune import finalize
+    from aerogel.pruning.held import finalize
+    from aerogel.pruning.layers import prunable
     from aerogel.pruning.prune import prune as prune_layers
     from aerogel.runtime.layers import legal
 
-    layers = {n for n, m in model.named_modules() if isinstance(m, nn.modules.conv._ConvNd | nn.Linear)}
+    layers = dict(prunable(model))
     if not layers:  # a graph: of an .aero or .pt2 file
-        if isinstance(sparsity, LayerShares) or more != {"score": "magnitude"}:
+        if isinstance(sparsity, dict) or more != {"score": "magnitude"}:
             raise AerogelError(
                 "the file holds a graph and no layers: --score, --scope, --recipe and --calibration take "
                 "model.onnx or package.module:build"
             )
         return pruned(model, sparsity, pattern)
-    if isinstance(sparsity, LayerShares):  # advise names layers as the ONNX file does
-        sparsity = LayerShares({n if n in layers else legal(n): p for n, p in sparsity.recipe.items()})
+    if isinstance(sparsity, dict):  # advise names layers as the ONNX file does
+        sparsity = {n if n in layers else legal(n): point for n, point in sparsity.items()}
     return finalize(prune_layers(model, sparsity, pattern=pattern, **more))
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from aerogel.disk import read_small
@@ -15,14 +13,7 @@ MOST_BYTES = 16 << 20
 _LOOKS = 'a recipe looks like {"layer1": ["unstructured", 0.8]}, with shares between 0 and 1'
 
 
-@dataclass(frozen=True)
-class LayerShares:
-    """For each layer a pattern and a share of zeros, as `Advice` has them."""
-
-    recipe: Mapping[str, tuple[str, float]]
-
-
-def read_recipe(path: Path) -> LayerShares:
+def read_recipe(path: Path) -> dict[str, tuple[str, float]]:
     """A recipe from a JSON file: that itself, or what has it as "recipe" (`aerogel advise --json`)."""
     try:
         raw = json.loads(read_small(path, MOST_BYTES))
@@ -38,4 +29,4 @@ def read_recipe(path: Path) -> LayerShares:
         whole = isinstance(point, list) and list(map(type, point)) in ([str, float], [str, int])
         if not whole or not 0 <= point[1] < 1:
             raise AerogelError(f"'{path}' says {point!r:.60} of '{name}'; {_LOOKS}")
-    return LayerShares({name: (pattern, float(share)) for name, (pattern, share) in raw.items()})
+    return {name: (pattern, float(share)) for name, (pattern, share) in raw.items()}
