@@ -139,6 +139,10 @@ def test_one_weight_of_two_nodes(tmp_path: Path) -> None:
     model.save(tmp_path / "out.onnx")
     assert close(model(x), answers(tmp_path / "out.onnx", x)[0])
 
+    aerogel.prune(model, 0.75, score="obs", calibration=[x] * 2)
+    aerogel.finalize(model).save(tmp_path / "out.onnx")  # type: ignore[operator]
+    assert close(model(x), answers(tmp_path / "out.onnx", x)[0])
+
     nodes[1].attribute.extend([helper.make_attribute("strides", [2, 2])])
     path = written(tmp_path / "m.onnx", nodes, {"x": [1, 3, 6, 6]}, {"y": [1, 3, 3, 3]}, arrays)
     model = aerogel.OnnxModel(path)

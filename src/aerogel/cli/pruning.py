@@ -203,6 +203,8 @@ def _asked(
     if recipe is not None and (sparsity is not None or scope is not None):
         raise typer.BadParameter("--recipe says the share of each layer: leave --sparsity and --scope out")
     found: dict[str, Any] = {"sparsity": share(0.9 if sparsity is None else sparsity, "--sparsity")}
+    if recipe is not None:
+        scope = "uniform"  # each layer as the recipe says
     return found | {"score": score} | ({} if scope is None else {"scope": scope})
 
 
