@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from aerogel.report.explain import explain as explain
     from aerogel.report.report import Report as Report
     from aerogel.runtime.module import Compiled as Compiled
+    from aerogel.runtime.onnxmodel import OnnxModel as OnnxModel
     from aerogel.saved.file import load as load
     from aerogel.saved.file import save as save
 
@@ -38,6 +39,7 @@ _LATER = {
     "Repruned": "aerogel.pruning.reprune",
     "compile": "aerogel.compiler",
     "Compiled": "aerogel.runtime.module",
+    "OnnxModel": "aerogel.runtime.onnxmodel",
     "explain": "aerogel.report.explain",
     "Report": "aerogel.report.report",
     "save": "aerogel.saved.file",
@@ -49,9 +51,9 @@ _LATER = {
     "Slimmed": "aerogel.pruning.slimmed",
 }
 __all__ = [
-    "Advice", "AerogelError", "Boosted", "Compiled", "InvalidFile", "Plan", "PlanMismatch", "Report",
-    "Repruned", "Schedule", "ShapeError", "Slimmed", "UnsupportedModel", "__version__", "advise", "boost", "compile",
-    "explain", "finalize", "load", "prune", "reprune", "save", "slim",
+    "Advice", "AerogelError", "Boosted", "Compiled", "InvalidFile", "OnnxModel", "Plan", "PlanMismatch",
+    "Report", "Repruned", "Schedule", "ShapeError", "Slimmed", "UnsupportedModel", "__version__", "advise",
+    "boost", "compile", "explain", "finalize", "heal", "load", "prune", "reprune", "save", "slim",
 ]  # fmt: skip
 
 

@@ -25,6 +25,7 @@ from aerogel.cli.options import (
     sizes,
     writable,
 )
+from aerogel.cli.recipe import read_recipe
 from aerogel.cli.words import in_words
 from aerogel.errors import AerogelError, printable
 
@@ -96,28 +97,52 @@ def prune(
     out: Annotated[
         Path, typer.Option("-o", "--out", help="An .onnx file (from an .onnx file) or .safetensors.")
     ],
-    sparsity: Annotated[float, typer.Option(help="Share of zeros of every layer.")] = 0.9,
+    sparsity: Annotated[float | None, typer.Option(help="Share of zeros.  [default: 0.9]")] = None,
     pattern: Annotated[
-        str, typer.Option(help="unstructured, tilewise, tw1d, tew, or blocks such as 4x1.")
+        str, typer.Option(help="unstructured, tilewise, tw1d, tew, 2:4, or blocks such as 4x1.")
     ] = "unstructured",
+    score: Annotated[
+        str,
+        typer.Option(help="Which weights go: magnitude, or wanda or obs, which look at --calibration."),
+    ] = "magnitude",
+    scope: Annotated[
+        str | None,
+        typer.Option(help="How zeros are spread over layers: uniform, global or erk; else as --score does."),
+    ] = None,
+    recipe: Annotated[
+        Path | None,
+        typer.Option(help='In the place of --sparsity: JSON, {"layer": ["pattern", share]}, or of advise.'),
+    ] = None,
+    calibration: Annotated[
+        Path | None, typer.Option(help="Real inputs: a folder of images, or a .npy or .npz file of arrays.")
+    ] = None,
+    images: Annotated[int, typer.Option(min=1, help="So many of them at most.")] = 128,
+    preprocess: Annotated[
+        str | None, typer.Option(help='How an image becomes an input: "resize=256 crop=224 mean=...".')
+    ] = None,
     shape: Shapes = None,
     weights: Weights = None,
     trust_pickle: Trust = False,
     as_json: Json = False,
 ) -> None:
-    """Set the smallest weights of every convolution and Linear to zero and write the model.
+    """Set weights of every convolution and Linear to zero and write the model.
 
-    One shot, by magnitude, every layer alike: a start for fine-tuning and a model to time, not a model to
-    ship. In Python, aerogel.prune and aerogel.Schedule prune while you train.
+    One shot, without training: by magnitude, a start for fine-tuning and a model to time. With real inputs
+    and --score obs the weights that stay make good for those that go. In Python, aerogel.prune and
+    aerogel.Schedule prune while you train.
 
     Example:  aerogel prune model.onnx -o pruned.onnx --sparsity 0.9
     """
-    share(sparsity, "--sparsity")
+    asked = _asked(sparsity, recipe, score, scope, calibration, preprocess)
     with in_words():
-        from aerogel.cli.source import pruned, write_onnx, write_weights
+        from aerogel.cli.source import write_weights
+        from aerogel.preprocess import Recipe
+        from aerogel.runtime.onnxmodel import OnnxModel
 
         a_pattern(pattern)
         writable(out)
+        how = None if preprocess is None else str(Recipe.parse(preprocess))
+        layers = None if recipe is None else read_recipe(recipe)
         if out.suffix not in (".onnx", ".safetensors") or (
             out.suffix == ".onnx" and not model.endswith(".onnx")
         ):
@@ -125,20 +150,101 @@ def prune(
                 f"'{printable(str(out))}': -o is an .onnx file from an .onnx file, or the weights "
                 "as .safetensors"
             )
-        opened = _open(model, shape, None, weights, trust_pickle)
-        state = pruned(opened.model, sparsity, pattern).state_dict()
-        changed = (
-            write_weights(state, out) if out.suffix == ".safetensors" else write_onnx(opened.path, state, out)
-        )
+        opened = _open(model, shape, None, weights, trust_pickle, trains=True)
+        if calibration is not None:
+            from aerogel.cli.calibration import read_calls
+
+            names = getattr(opened.ready or opened.model, "input_names", tuple(sizes(shape)))
+            how = how or getattr(opened.ready, "preprocess", None)
+            asked["calibration"] = read_calls(calibration, names, opened.call[0], images, how)
+        before = {name: value.clone() for name, value in _state(opened.model).items()}
+        share_of_zeros = asked.pop("sparsity")
+        finished = _pruned(opened.model, layers or share_of_zeros, pattern, asked)
+        state = _state(finished)
+        if out.suffix == ".onnx" and isinstance(finished, OnnxModel):
+            finished.save(out)
+            count = sum(not value.equal(before[name]) for name, value in state.items())
+        else:
+            write_weights(state, out)
+            count = len(state)
     held = [t for t in state.values() if t.dim() > 1 and t.is_floating_point()]
     zeros = 1 - sum(int(t.count_nonzero()) for t in held) / max(1, sum(t.numel() for t in held))
     if as_json:
-        typer.echo(json.dumps({"file": str(out), "arrays": changed, "zeros": zeros}))
+        typer.echo(json.dumps({"file": str(out), "arrays": count, "zeros": zeros}))
     else:
-        typer.echo(printable(f"{out}: {changed} arrays written, {zeros:.1%} zeros in the weights"))
+        typer.echo(printable(f"{out}: {count} arrays written, {zeros:.1%} zeros in the weights"))
 
 
-def _open(model: str, shape: list[str] | None, threads: int | None, weights: Path | None, trust: bool) -> Any:
+SCORES, SCOPES = {"magnitude": False, "wanda": True, "obs": True}, ("uniform", "global", "erk", "error")
+"""Scores, and whether they look at real inputs; how a share is spread."""
+
+
+def _asked(
+    sparsity: float | None,
+    recipe: Path | None,
+    score: str,
+    scope: str | None,
+    calibration: Path | None,
+    preprocess: str | None,
+) -> dict[str, Any]:
+    """What the flags say, if they go together."""
+    if score not in SCORES:
+        raise typer.BadParameter(f"--score is one of {', '.join(SCORES)}; not '{printable(score)}'")
+    if scope is not None and scope not in SCOPES:
+        raise typer.BadParameter(f"--scope is one of {', '.join(SCOPES)}; not '{printable(scope)}'")
+    if calibration is None and (SCORES[score] or scope == "error"):
+        flag = f"--score {score}" if SCORES[score] else "--scope error"
+        raise typer.BadParameter(
+            f"{flag} looks at real inputs: say --calibration with a folder of images and --preprocess, or "
+            "with a .npz file that has an array for each input"
+        )
+    if calibration is None and preprocess is not None:
+        raise typer.BadParameter("--preprocess goes with --calibration and a folder of images")
+    if recipe is not None and (sparsity is not None or scope is not None):
+        raise typer.BadParameter("--recipe says the share of each layer: leave --sparsity and --scope out")
+    found: dict[str, Any] = {"sparsity": share(0.9 if sparsity is None else sparsity, "--sparsity")}
+    if recipe is not None:
+        scope = "uniform"  # each layer as the recipe says
+    return found | {"score": score} | ({} if scope is None else {"scope": scope})
+
+
+def _pruned(model: Any, sparsity: Any, pattern: str, more: dict[str, Any]) -> Any:
+    """The model pruned, its zeros part of its weights."""
+    from aerogel.cli.source import pruned
+    from aerogel.pruning.held import finalize
+    from aerogel.pruning.layers import prunable
+    from aerogel.pruning.prune import prune as prune_layers
+    from aerogel.runtime.layers import legal
+
+    layers = dict(prunable(model))
+    if not layers:  # a graph: of an .aero or .pt2 file
+        if isinstance(sparsity, dict) or more != {"score": "magnitude"}:
+            raise AerogelError(
+                "the file holds a graph and no layers: --score, --scope, --recipe and --calibration take "
+                "model.onnx or package.module:build"
+            )
+        return pruned(model, sparsity, pattern)
+    if isinstance(sparsity, dict):  # advise names layers as the ONNX file does
+        sparsity = {n if n in layers else legal(n): point for n, point in sparsity.items()}
+    return finalize(prune_layers(model, sparsity, pattern=pattern, **more))
+
+
+def _state(model: Any) -> dict[str, Any]:
+    """The weights by name; of an ONNX file by the names they have there."""
+    from aerogel.runtime.graphmodel import HasGraph
+
+    state = model.as_graph().state_dict() if isinstance(model, HasGraph) else model.state_dict()
+    return {name: value.detach() for name, value in state.items()}
+
+
+def _open(
+    model: str,
+    shape: list[str] | None,
+    threads: int | None,
+    weights: Path | None,
+    trust: bool,
+    trains: bool = False,
+) -> Any:
     import torch
 
     from aerogel.cli.source import source
@@ -146,4 +252,4 @@ def _open(model: str, shape: list[str] | None, threads: int | None, weights: Pat
     shapes = sizes(shape)
     if threads is not None:
         torch.set_num_threads(threads)
-    return source(model, shapes, None, weights, trust)
+    return source(model, shapes, None, weights, trust, trains)

@@ -45,13 +45,20 @@ def source(
     batch: int | None = None,
     weights: Path | None = None,
     trust: bool = False,
+    trains: bool = False,
 ) -> Source:
-    """Open a model. `batch` takes the place of every input's first size."""
+    """Open a model. `batch` takes the place of every input's first size. `trains`: an ONNX file with layers,
+    which can be pruned."""
     suffix = Path(text).suffix
     if weights is not None and (suffix in FILES or ":" not in text):
         raise typer.BadParameter(f"--weights goes with package.module:build; '{printable(text)}' has its own")
     if suffix in FILES and Path(text).is_dir():
         raise InvalidFile(f"'{text}' is a folder; name the file in it")
+    if suffix == ".onnx" and trains:
+        from aerogel.runtime.onnxmodel import OnnxModel
+
+        layered = OnnxModel(text, shapes)
+        return Source(layered, (layered.example, {}), Path(text))
     if suffix == ".onnx":
         return _onnx(Path(text), shapes, batch)
     if suffix == ".aero":
@@ -231,36 +238,11 @@ def pruned(model: torch.nn.Module, sparsity: float, pattern: str = "unstructured
     return model
 
 
-def write_weights(state: Mapping[str, torch.Tensor], out: Path) -> int:
-    """The state as a safetensors file; how many arrays it holds."""
+def write_weights(state: Mapping[str, torch.Tensor], out: Path) -> None:
+    """The state as a safetensors file."""
     from safetensors.torch import save
 
-    _write(out, save({name: value.detach().contiguous() for name, value in state.items()}))
-    return len(state)
-
-
-def write_onnx(path: Path, state: Mapping[str, torch.Tensor], out: Path) -> int:
-    """The ONNX file again with these weights, one file; how many of its arrays changed."""
-    import onnx
-    from onnx import numpy_helper
-
-    file, changed = onnx.load(str(path)), 0
-    for held in file.graph.initializer:
-        value = state.get(held.name)
-        old = numpy_helper.to_array(held)
-        if (
-            value is not None
-            and tuple(value.shape) == old.shape
-            and (new := value.detach().numpy()).dtype == old.dtype
-        ):
-            changed += bool((new != old).any())
-            held.CopyFrom(numpy_helper.from_array(new, held.name))
-    _write(out, file.SerializeToString())
-    return changed
-
-
-def _write(out: Path, content: bytes) -> None:
     try:
-        write_whole(out, content)
+        write_whole(out, save({name: value.detach().contiguous() for name, value in state.items()}))
     except OSError as why:
         raise AerogelError(f"'{out}' cannot be written: {why.strerror or why}") from why

@@ -65,6 +65,15 @@ class GraphModel(torch.nn.Module):
         return torch.nn.modules.module._IncompatibleKeys([], unknown)
 
 
+class HasGraph(torch.nn.Module):
+    """A module that knows its own graph: compile() takes that, and exports nothing."""
+
+    def as_graph(self) -> GraphModel:
+        """The graph with the weights as they are now; they are shared, not copied, where nothing computes
+        them."""
+        raise NotImplementedError
+
+
 @dataclass(frozen=True)
 class Later:
     """A GraphModel that is not there yet: of a file, whose weights are dense only where torch runs them."""

@@ -20,6 +20,7 @@ from torch.nn.parameter import is_lazy
 
 from aerogel.errors import AerogelError, InvalidArgument, UnsupportedModel
 from aerogel.runtime.eager import Call, alike, answer, runner
+from aerogel.runtime.graphmodel import HasGraph
 
 _PARTS = ("_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks", "_backward_hooks")
 
@@ -34,7 +35,7 @@ def private(model: Any, call: Call) -> nn.Module:
         raise InvalidArgument(
             f"compile() takes a torch.nn.Module or the path of an ONNX file, not {_described(model)}"
         )
-    copied = _copied(model)
+    copied = _copied(model.as_graph() if isinstance(model, HasGraph) else model)
     if any(is_lazy(t) for t in (*copied.parameters(), *copied.buffers())):
         _complete(copied, call)
     _bake(copied)

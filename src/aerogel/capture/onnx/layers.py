@@ -89,21 +89,14 @@ def Gemm(r: Reader, a: Attributes, x: Value, y: Value, z: Value = None) -> Any:
     x = r.tensor(x)
     if a.get("transA"):
         x = r.emit("aten.t.default", x)
-    if (
-        not isinstance(y, Ref)
-        and a.get("alpha", 1.0) == 1.0
-        and a.get("beta", 1.0) == 1.0
-        and (
-            z is None
-            or (
-                not isinstance(z, Ref)
-                and np.asarray(z).shape == (np.asarray(y).shape[0 if a.get("transB") else 1],)
-            )
-        )
-    ):
-        weight = np.asarray(y) if a.get("transB") else np.ascontiguousarray(np.asarray(y).T)
-        named = r.tensor(y if a.get("transB") else weight)
-        return r.emit("aten.linear.default", x, named, None if z is None else r.tensor(z), layer=a["layer"])
+    if not isinstance(y, Ref) and a.get("alpha", 1.0) == 1.0:
+        weight = y if a.get("transB") else r.origins.turned(y, (1, 0))
+        within = a.get("beta", 1.0) == 1.0 and np.asarray(z).shape == np.asarray(weight).shape[:1]
+        if z is None or (within and not isinstance(z, Ref)):
+            bias = None if z is None else r.tensor(z)
+            return r.emit("aten.linear.default", x, r.tensor(weight), bias, layer=a["layer"])
+        product = r.emit("aten.linear.default", x, r.tensor(weight), layer=a["layer"])
+        return r.emit("aten.add.Tensor", product, r.tensor(z), alpha=a.get("beta", 1.0))
     right = r.tensor(y)
     if a.get("transB"):
         right = r.emit("aten.t.default", right)
@@ -118,7 +111,6 @@ def Gemm(r: Reader, a: Attributes, x: Value, y: Value, z: Value = None) -> Any:
 @operator
 def MatMul(r: Reader, a: Attributes, x: Value, y: Value) -> Any:
     if isinstance(x, Ref) and not isinstance(y, Ref) and np.asarray(y).ndim == 2:
-        return r.emit(
-            "aten.linear.default", x, r.tensor(np.ascontiguousarray(np.asarray(y).T)), layer=a["layer"]
-        )
+        weight = r.tensor(r.origins.turned(y, (1, 0)))
+        return r.emit("aten.linear.default", x, weight, layer=a["layer"])
     return r.emit("aten.matmul.default", r.tensor(x), r.tensor(y), layer=a["layer"])

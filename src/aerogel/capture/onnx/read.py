@@ -17,8 +17,10 @@ from aerogel.capture import foreign
 from aerogel.capture.captured import Captured
 from aerogel.capture.onnx.file import TYPES, Attributes, File, within
 from aerogel.capture.onnx.operators import build
+from aerogel.capture.onnx.origins import Origin
 from aerogel.capture.onnx.sizes import Size, array_of, divided, larger, smaller
 from aerogel.capture.onnx.values import MOST_FOLDED, Reader, Value
+from aerogel.capture.onnx.write import emptied
 from aerogel.errors import AerogelError, InvalidArgument, InvalidFile, UnsupportedModel
 from aerogel.ir import Node, Ref
 
@@ -80,11 +82,31 @@ def read(
     path: str | Path, shapes: Mapping[str, tuple[int, ...]], given: Sequence[tuple[int, ...]] = ()
 ) -> Captured:
     """The file's graph at these sizes of its open inputs, by name or (`given`) in order."""
+    return _read(File(path), shapes, given)[0]
+
+
+def read_to_write(
+    path: str | Path, shapes: Mapping[str, tuple[int, ...]]
+) -> tuple[Captured, dict[str, Origin], bytes]:
+    """The file's graph, where those of its constants stand in the file that may change, and the file without
+    their numbers."""
     file = File(path)
+    captured, reader = _read(file, shapes)
+    origins = {
+        name: origin
+        for name, origin in reader.origins.constants().items()
+        if name in captured.constants and captured.constants[name].is_floating_point()
+    }
+    return captured, origins, emptied(file, {origin.tensor for origin in origins.values()})
+
+
+def _read(
+    file: File, shapes: Mapping[str, tuple[int, ...]], given: Sequence[tuple[int, ...]] = ()
+) -> tuple[Captured, Reader]:
     shapes = {**dict(zip(file.inputs, given, strict=False)), **shapes}
     unknown = [name for name in shapes if name not in file.inputs]
     if unknown:
-        raise InvalidFile(f"'{path}' has no input '{unknown[0]}'; it has {', '.join(file.inputs)}")
+        raise InvalidFile(f"'{file.path}' has no input '{unknown[0]}'; it has {', '.join(file.inputs)}")
     try:
         return _graph(file, shapes)
     except (InvalidFile, UnsupportedModel):
@@ -98,7 +120,7 @@ def read(
         return _graph(file, shapes)  # the file leaves sizes open that its nodes do not
 
 
-def _graph(file: File, shapes: Mapping[str, tuple[int, ...]]) -> Captured:
+def _graph(file: File, shapes: Mapping[str, tuple[int, ...]]) -> tuple[Captured, Reader]:
     reader = Reader(file, shapes)
     reader.values |= file.arrays
     for proto in file.nodes:
@@ -106,7 +128,7 @@ def _graph(file: File, shapes: Mapping[str, tuple[int, ...]]) -> Captured:
     missing = [name for name in file.outputs if name not in reader.values]
     if missing:
         raise InvalidFile(f"the output '{missing[0]}' is given by no node")
-    return reader.captured()
+    return reader.captured(), reader
 
 
 def _translate(r: Reader, proto: Any) -> None:
@@ -127,6 +149,7 @@ def _translate(r: Reader, proto: Any) -> None:
         "outputs": len(proto.output),
         "first": proto.output[0] if proto.output else "",
     }
+    r.origins.begin()
     try:
         given = _known(r, proto, a, inputs)
         if given is None:
@@ -148,7 +171,9 @@ def _translate(r: Reader, proto: Any) -> None:
         raise InvalidFile(
             f"node '{label}' ({proto.op_type}) makes no sense: {type(why).__name__} {str(why)[:120]}"
         ) from None
-    for name, value in zip(proto.output, given if isinstance(given, list) else [given], strict=False):
+    outputs = given if isinstance(given, list) else [given]
+    r.origins.end([*inputs, *(r.values[n] for n in _captures(proto, r))], outputs)
+    for name, value in zip(proto.output, outputs, strict=False):
         r.values[name] = value
 
 
@@ -161,6 +186,8 @@ def _known(r: Reader, proto: Any, a: Attributes, inputs: list[Value]) -> Any:
         )
         if value is None:
             raise UnsupportedModel(f"constant '{a['layer']}' is no tensor")
+        if "value" in a:
+            r.origins.add(value, Origin(proto.output[0], tuple(range(value.ndim))))
         whole = "value_int" in a or "value_ints" in a
         return value if isinstance(value, np.ndarray) else np.array(value, np.int64 if whole else np.float32)
     arrays = [v for v in inputs if v is not None]
@@ -197,6 +224,11 @@ def _known(r: Reader, proto: Any, a: Attributes, inputs: list[Value]) -> Any:
         "OneHot",
     ):
         return None  # these can ask for any amount of memory
+    if proto.op_type == "Identity":
+        return inputs[0]
+    if proto.op_type == "Transpose" and r.origins.of(inputs[0]) is not None:
+        rank = np.asarray(inputs[0]).ndim
+        return r.origins.turned(inputs[0], a.get("perm") or range(rank)[::-1])
     return _folded(r, proto, inputs)
 
 
@@ -276,6 +308,7 @@ def _outer(r: Reader, proto: Any, a: Attributes) -> list[Ref | None]:
     """The node as a model of its own for onnxruntime."""
     import onnx
 
+    r.origins.begin()
     names = list(dict.fromkeys([*(n for n in proto.input if n), *_captures(proto, r)]))
     few = [n for n in names if _is_option(r.values[n])]
     held = [onnx.numpy_helper.from_array(np.asarray(r.values[n]), n) for n in few]

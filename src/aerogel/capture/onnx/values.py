@@ -25,6 +25,7 @@ from torch.utils import _pytree as pytree
 from aerogel.capture import interpret
 from aerogel.capture.captured import Captured
 from aerogel.capture.onnx.file import File
+from aerogel.capture.onnx.origins import Origins
 from aerogel.capture.onnx.sizes import Size, least
 from aerogel.errors import AerogelError, UnsupportedModel
 from aerogel.ir import Argument, Graph, Node, Ref, Special
@@ -52,6 +53,7 @@ class Reader:
     def __init__(self, file: File, shapes: Mapping[str, tuple[int, ...]]) -> None:
         self.file, self.nodes, self.constants = file, list[Node](), dict[str, torch.Tensor]()
         self.values: dict[str, Value] = {}
+        self.origins = Origins(file.arrays)
         self.blank: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
         self.used, self.made = set[str](), dict[str, Node]()
         self.ranged: set[str] = set()  # maps that stand for integers
@@ -181,6 +183,7 @@ class Reader:
             return whole
         name = self.fresh(self.file.named(value) or "constant")
         self.constants[name] = _tensor(np.array(array))
+        self.origins.becomes(value, name)
         self.seen[name] = self.constants[name], self.constants[name]
         for blank in self.blank:
             blank[name] = self.constants[name].to("meta")
