@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from aerogel.pruning.advise import advise as advise
     from aerogel.pruning.boost import Boosted as Boosted
     from aerogel.pruning.boost import boost as boost
+    from aerogel.pruning.heal import heal as heal
     from aerogel.pruning.held import finalize as finalize
     from aerogel.pruning.prune import prune as prune
     from aerogel.pruning.reprune import Repruned as Repruned
@@ -43,11 +44,12 @@ _LATER = {
     "prune": "aerogel.pruning.prune",
     "finalize": "aerogel.pruning.held",
     "Schedule": "aerogel.pruning.schedule",
+    "heal": "aerogel.pruning.heal",
 }
 __all__ = [
     "Advice", "AerogelError", "Boosted", "Compiled", "InvalidFile", "Plan", "PlanMismatch", "Report",
     "Repruned", "Schedule", "ShapeError", "UnsupportedModel", "__version__", "advise", "boost", "compile",
-    "explain", "finalize", "load", "prune", "reprune", "save",
+    "explain", "finalize", "heal", "load", "prune", "reprune", "save",
 ]  # fmt: skip
 
 
