@@ -1,4 +1,4 @@
-"""heal(): nearer to the teacher, never further; zeros stay; nothing of the user's is touched but the model."""
+"""heal(): nearer to the teacher, never further; zeros stay; nothing is touched but the model."""
 
 from __future__ import annotations
 

@@ -11,16 +11,14 @@ and 88.0 % with those of the dense network. Following is as good or a little bet
 
 from __future__ import annotations
 
-import copy
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _pytree as pytree
 
 from aerogel.errors import InvalidArgument
@@ -62,28 +60,14 @@ class Distance:
             found = sum(float(self._loss(sample)) for sample in samples) / len(samples)
         return found if math.isfinite(found) else math.inf
 
-    def settle(self, samples: Iterable[Any]) -> None:
-        """Statistics of batch norm as the model's maps are now: the plain mean over these calls."""
-        norms = [m for m in self._model.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
-        before = [(norm, norm.momentum, copy.deepcopy(norm.state_dict())) for norm in norms]
-        for norm in norms:
-            norm.momentum = None
-            norm.reset_running_stats()
-            norm.train()
-        try:
-            with torch.no_grad():
-                for sample in samples if norms else ():
-                    self._loss(sample)
-        except ValueError:  # one value a channel has no variance: statistics stay as they were
-            for norm, _, state in before:
-                norm.load_state_dict(state)
-        finally:
-            for norm, momentum, _ in before:
-                norm.momentum = momentum
-                norm.eval()
+    def call(self, sample: Any) -> Call:
+        """What was given as a call, on the model's device."""
+        call = as_call((), sample) if isinstance(sample, Mapping) else as_call(sample, None)
+        args, kwargs = pytree.tree_map_only(Tensor, lambda t: t.to(self._device), call)
+        return args, kwargs
 
     def _loss(self, sample: Any) -> Tensor:
-        args, kwargs = _call(sample, self._device)
+        args, kwargs = self.call(sample)
         try:
             with self._half:
                 with torch.no_grad():
@@ -114,12 +98,6 @@ def with_zeros(model: nn.Module) -> dict[str, nn.Module]:
 
 def _seen(outputs: dict[str, Tensor], name: str, _module: nn.Module, _args: Any, output: Tensor) -> None:
     outputs[name] = output
-
-
-def _call(sample: Any, device: torch.device) -> Call:
-    call = as_call((), sample) if isinstance(sample, Mapping) else as_call(sample, None)
-    args, kwargs = pytree.tree_map_only(Tensor, lambda t: t.to(device), call)
-    return args, kwargs
 
 
 def _paired(answers: Any, wanted: Any) -> list[tuple[Tensor, Tensor]]:

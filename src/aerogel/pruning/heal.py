@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from itertools import chain, islice
 from operator import length_hint
 from typing import Any
@@ -22,8 +21,10 @@ from aerogel.errors import InvalidArgument
 from aerogel.ir import ceil_div
 from aerogel.progress import Progress, shown
 from aerogel.pruning.distance import Distance, with_zeros
-from aerogel.pruning.mistakes import a_count, a_module, real, walkable
+from aerogel.pruning.gram import inference
 from aerogel.pruning.held import attached
+from aerogel.pruning.mistakes import a_count, a_module, real, walkable
+from aerogel.pruning.repair import estimate
 
 LOOKS, PATIENCE = 10, 3
 """How often held out calls are looked at, and after how many looks without gain it is enough."""
@@ -70,7 +71,7 @@ def heal(
     _checked(model, teacher, rate, dtype)
     device = next(model.parameters()).device
     random = torch.random.fork_rng([device] if device.type == "cuda" else [])
-    with random, shown(progress) as line, _evaluated(model), _evaluated(teacher):
+    with random, shown(progress) as line, inference(model), inference(teacher):
         torch.manual_seed(0)
         given = walkable(inputs, "inputs", "heal(model, [x1, x2, ...], teacher=teacher)")
         held, calls, count = _parted(given)
@@ -81,7 +82,8 @@ def heal(
                 mask = attached(layer)
                 mask.mask &= torch.as_tensor(layer.weight) != 0
             best = _Best(model, distance, held, before)
-            distance.settle(islice(calls, min(count, ceil_div(SETTLED, _rows(held[0])))))
+            some = islice(calls, min(count, ceil_div(SETTLED, _rows(held[0]))))
+            estimate(model, [distance.call(sample) for sample in some])
             best.look()
             best.restore()  # statistics only where they bring it nearer
             _train(best, distance, calls, steps, rate, line)
@@ -149,18 +151,6 @@ def _cosine(step: int, steps: int) -> float:
 
 def _trained(parameter: Tensor) -> bool:
     return parameter.requires_grad and parameter.is_floating_point()
-
-
-@contextmanager
-def _evaluated(model: nn.Module) -> Iterator[None]:
-    """In eval mode; afterwards every module is in its own again."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
 
 
 def _parted(inputs: Iterable[Any]) -> tuple[list[Any], Iterator[Any], int]:

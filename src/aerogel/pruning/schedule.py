@@ -62,7 +62,7 @@ class Schedule:
                 "needs: take score='magnitude' or 'taylor', and scope 'uniform', 'global' or 'erk'"
             )
         self.model, self.count = model, 0
-        self.final = _plain(getattr(final, "recipe", final))
+        self.final = plain(getattr(final, "recipe", final))
         self.steps = a_count(steps, "steps")
         self.every = a_count(max(1, min(EVERY, self.steps // TIMES)) if every is None else every, "every")
         self._options: dict[str, Any] = {
@@ -97,11 +97,11 @@ class Schedule:
         missing = [name for name in own if name not in state]
         if missing:
             raise InvalidArgument(
-                f"this state of a Schedule is an older one and does not say {', '.join(missing)}: if they are "
-                f"the same as here, set schedule.count = {count}"
+                f"this state of a Schedule is an older one and does not say {', '.join(missing)}: if "
+                f"they are the same as here, set schedule.count = {count}"
             )
         for name in own:
-            if name != "count" and _plain(state[name]) != own[name]:
+            if name != "count" and plain(state[name]) != own[name]:
                 raise InvalidArgument(
                     f"this state is of a Schedule with {name}={state[name]!r}, and here it is {own[name]!r}: "
                     "make the Schedule as it was made then"
@@ -109,12 +109,12 @@ class Schedule:
         self.count = count
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Numbers, words, lists and dicts of them: what JSON gives back as it was given."""
     if isinstance(value, Mapping):
-        return {name: _plain(own) for name, own in value.items()}
+        return {name: plain(own) for name, own in value.items()}
     if isinstance(value, tuple | list):
-        return [_plain(own) for own in value]
+        return [plain(own) for own in value]
     return float(value) if isinstance(value, Real) and not isinstance(value, int) else value
 
 
