@@ -45,7 +45,7 @@ class Prune(TrainerCallback, ExportableState):  # type: ignore[misc]
         Schedule(model, self._final, self._steps or 1, **self._options)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
-        """Only now it is known how long the training is; `state` is that of the checkpoint, if there is one."""
+        """Only now it is known how long the training is; `state` is the checkpoint's, if there is one."""
         self._schedule = Schedule(model, self._final, self._steps or state.max_steps, **self._options)
         saved: Mapping[str, Any] = state.stateful_callbacks.get(type(self).__name__, {})
         held = saved.get("attributes", {}).get("held")

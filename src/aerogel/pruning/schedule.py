@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from numbers import Real
 from typing import Any
 
@@ -80,7 +82,8 @@ class Schedule:
         if self.count > self.steps or (self.count % self.every and self.count < self.steps):
             return
         grown = 1 - (1 - self.count / self.steps) ** 3
-        prune(self.model, _scaled(self.final, grown), **self._options)
+        with _whole(self.model):
+            prune(self.model, _scaled(self.final, grown), **self._options)
 
     def state_dict(self) -> dict[str, Any]:
         """How far it is, and all that it was made with, as plain values (JSON will do)."""
@@ -107,6 +110,21 @@ class Schedule:
                     "make the Schedule as it was made then"
                 )
         self.count = count
+
+
+@contextmanager
+def _whole(model: nn.Module) -> Iterator[None]:
+    """FSDP2 has weights in pieces, masks are whole on every rank: so scores are taken of whole weights too.
+    Whoever uses FSDP2 has imported it."""
+    kind = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", ())
+    parts: list[Any] = [module for module in model.modules() if isinstance(module, kind)]
+    for part in parts:
+        part.unshard()
+    try:
+        yield
+    finally:
+        for part in parts:
+            part.reshard()
 
 
 def plain(value: Any) -> Any:
