@@ -16,7 +16,7 @@ SOURCE = ROOT / "src" / "aerogel"
 FLOORS = [
     ["cli"],
     ["report"],
-    ["ray"],
+    ["ray", "lightning", "huggingface"],
     ["serving"],
     ["saved", "pruning", "dynamo", "zoo"],
     ["compiler"],

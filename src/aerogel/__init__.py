@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from aerogel.pruning.advise import advise as advise
     from aerogel.pruning.boost import Boosted as Boosted
     from aerogel.pruning.boost import boost as boost
+    from aerogel.pruning.heal import heal as heal
     from aerogel.pruning.held import finalize as finalize
     from aerogel.pruning.prune import prune as prune
     from aerogel.pruning.reprune import Repruned as Repruned

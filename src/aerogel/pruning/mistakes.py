@@ -77,13 +77,15 @@ def a_speedup(value: Any) -> float | None:
 
 def several(value: Any, what: str, example: str) -> list[Any]:
     """The items of a list; a bare item is a mistake, for it can often be iterated over too."""
-    if isinstance(value, str | bytes | Mapping | Real | torch.Tensor | nn.Module) or hasattr(
-        value, "__array__"
-    ):
+    return list(walkable(value, what, example))
+
+
+def walkable(value: Any, what: str, example: str) -> Iterable[Any]:
+    """The same, not read yet."""
+    bare = isinstance(value, str | bytes | Mapping | Real | torch.Tensor | nn.Module)
+    if bare or hasattr(value, "__array__") or not isinstance(value, Iterable):
         raise InvalidArgument(f"{what} is a list, not a {type(value).__name__}: say {example}")
-    if not isinstance(value, Iterable):
-        raise InvalidArgument(f"{what} is a list, not a {type(value).__name__}: say {example}")
-    return list(value)
+    return value
 
 
 def a_score(evaluate: Any) -> Any:
