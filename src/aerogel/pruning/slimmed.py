@@ -63,15 +63,16 @@ class Slimmed:
     def table(self) -> str:
         """Every step, and which was taken."""
         lines = [
-            f"{'':10} {'zeros':>6} {'score':>8} {'drop':>8} {'ms':>9} {'speedup':>8} {'predicted':>9} {'s':>6}",
+            f"{'':10} {'zeros':>6} {'score':>8} {'drop':>8} {'ms':>9} {'speedup':>8} predicted {'s':>5}",
             f"{'dense':10} {'':>6} {self.dense_score:8.4f} {'':>8} {self.dense_us / 1e3:9.3f} {1:7.2f}x",
         ]
         for number, one in enumerate(self.tries):
             said = "" if one.predicted is None else f"{one.predicted:.2f}x"
             mark = "  <- this one" if number == self.chosen else ""
+            drop = f"{self.dense_score - one.score:+8.4f}"
             lines.append(
-                f"{f'step {number + 1}':10} {one.zeros:6.1%} {one.score:8.4f} {self.dense_score - one.score:+8.4f} "
-                f"{one.us / 1e3:9.3f} {one.speedup:7.2f}x {said:>9} {one.seconds:6.0f}{mark}"
+                f"{f'step {number + 1}':10} {one.zeros:6.1%} {one.score:8.4f} {drop} {one.us / 1e3:9.3f} "
+                f"{one.speedup:7.2f}x {said:>9} {one.seconds:5.0f}{mark}"
             )
         lines += ["", self.why]
         if self.recipe:
