@@ -28,9 +28,10 @@ def net() -> Any:
     torch.manual_seed(0)
     first = nn.Conv2d(3, 24, 3, padding=1, bias=False), nn.BatchNorm2d(24), nn.ReLU()
     second = nn.Conv2d(24, 32, 3, 2, 1, bias=False), nn.BatchNorm2d(32), nn.ReLU()
-    made = nn.Sequential(*first, *second, nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(128, 10))
+    made: Any = nn.Sequential(*first, *second, nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(128, 10))
     with torch.no_grad():
-        made.train()(images(64))  # statistics that mean something
+        made.train()
+        made(images(64))  # statistics that mean something
         made[8].weight.mul_(5)
     return made.eval()
 
@@ -76,8 +77,10 @@ def test_nearer_and_no_zero_is_lost() -> None:
 @pytest.mark.parametrize("tool", ["weights", "torch.nn.utils.prune"])
 def test_zeros_that_another_tool_made(tool: str) -> None:
     teacher, model = pruned()
-    model = aerogel.finalize(model) if tool == "weights" else copy.deepcopy(teacher)
-    if tool != "weights":
+    if tool == "weights":
+        aerogel.finalize(model)
+    else:
+        model = copy.deepcopy(teacher)
         for layer in (model[0], model[3], model[8]):
             torchs.l1_unstructured(layer, "weight", 0.8)  # type: ignore[no-untyped-call]
     before, held = away(model, teacher), zeros(model)
@@ -119,7 +122,8 @@ def test_the_same_inputs_give_the_same_weights_and_random_numbers_stay() -> None
     for seed in (1, 2):
         teacher, model = pruned()
         torch.manual_seed(seed)
-        loader = torch.utils.data.DataLoader(torch.cat(CALLS), 16, shuffle=True)  # type: ignore[arg-type]
+        rows: Any = torch.cat(CALLS)
+        loader: Any = torch.utils.data.DataLoader(rows, 16, shuffle=True)
         state = torch.get_rng_state()
         model.insert(2, nn.Dropout(0.5))
         teacher.insert(2, nn.Dropout(0.5))
