@@ -48,6 +48,7 @@ _LATER = {
     "prune": "aerogel.pruning.prune",
     "finalize": "aerogel.pruning.held",
     "Schedule": "aerogel.pruning.schedule",
+    "heal": "aerogel.pruning.heal",
     "slim": "aerogel.pruning.slim",
     "Slimmed": "aerogel.pruning.slimmed",
 }
