@@ -281,7 +281,7 @@ FAULTS = (
     Fault("tune/store.py", 'if found.how in (GRAPH, *ways)', "if True", "a record runs the model in any way it says", "tests/test_attacks_files.py::test_11_a_record_that_runs_the_model_in_no_known_way_is_a_miss"),
     Fault("pruning/heal.py", "if now < self.loss:", "if True:", "the last state counts, not the best", "tests/test_heal.py::test_never_worse"),
     Fault("pruning/heal.py", "mask.mask &= torch.as_tensor(layer.weight) != 0", "mask.mask &= True", "zeros without a mask learn", "tests/test_heal.py::test_zeros_that_another_tool_made[weights]"),
-    Fault("pruning/distance.py", "if answer.dim() != 2 or answer.shape[1] == 1:", "if answer.dim() != 2:", "one number is taken for classes, and teaches nothing", "tests/test_heal.py::test_several_outputs_and_arguments_by_name"),
+    Fault("pruning/distance.py", "if answer.dim() != 2 or answer.shape[1] == 1:", "if answer.dim() != 2:", "one number is taken for classes, and teaches nothing", "tests/test_heal.py::test_one_number_is_no_class"),
     Fault("pruning/schedule.py", "return (final[0], final[1] * grown) if isinstance(final, list)", "return (final[0], final[1]) if isinstance(final, list)", "shares of a recipe do not grow", "tests/test_schedule.py::test_every_share_of_a_recipe_grows_by_the_same_law"),
     Fault("pruning/schedule.py", 'if name != "count" and plain(state[name]) != own[name]:', "if False:", "a state of another recipe is taken", "tests/test_schedule.py::test_a_state_is_plain_and_says_what_differs"),
     Fault(REFERENCE, "i * dh : i * dh + (p - 1) * u + 1 : u", "i : i + (p - 1) * u + 1 : u", "the oracle forgets dilation", "tests/test_reference.py::test_reference_is_torch_in_float64"),

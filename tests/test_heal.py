@@ -13,6 +13,7 @@ from torch.nn.utils import prune as torchs
 
 import aerogel
 from aerogel import AerogelError
+from aerogel.pruning.distance import _apart
 
 
 @pytest.fixture(autouse=True)
@@ -189,6 +190,14 @@ def test_several_outputs_and_arguments_by_name() -> None:
     aerogel.heal(model, calls, teacher=teacher, steps=60, rate=3e-3, progress=False)
     assert apart("maps") < 1.01 * before[0], "of noise nothing can be made up for"
     assert apart("one") < 0.8 * before[1]
+
+
+def test_one_number_is_no_class() -> None:
+    """Softmax of one number is 1 whatever it is: such answers would all be alike."""
+    wanted = torch.arange(8.0)[:, None]
+    assert float(_apart(wanted + 3, wanted)) == pytest.approx(9 / float(wanted.var(correction=0)))
+    assert float(_apart(torch.eye(8), torch.eye(8))) == pytest.approx(0, abs=1e-6)
+    assert float(_apart(torch.eye(8), torch.eye(8).flip(0))) > 0.1
 
 
 def test_few_calls_and_single_images() -> None:
