@@ -16,6 +16,8 @@ from torch.nn import functional as F
 
 import aerogel
 from aerogel import AerogelError
+from aerogel.progress import Progress
+from aerogel.pruning.curves import curves, roughly
 from aerogel.pruning.gram import Pick, Sums, gathered, targets
 from aerogel.pruning.layers import as_weight, filters_first, results
 from aerogel.pruning.masks import masks
@@ -66,6 +68,19 @@ def test_a_layer_is_its_matrix_times_its_patches(kind: str) -> None:
     assert len(wanted) == results(module, y).shape[:-1].numel(), "all pixels of so few"
     back: Any = module.weight
     assert torch.equal(as_weight(module, weight, back.shape), back)
+
+
+def test_some_pixels_are_the_same_ones_for_inputs_and_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aerogel.pruning.gram.PIXELS", 20)
+    monkeypatch.setattr("aerogel.pruning.gram.EACH", 3)
+    module, shape = KINDS["conv"]
+    x = data(4, *shape)
+    pick = Pick([((x,), {})])
+    patches, wanted = pick.patches(module, 7, x), pick.answers(module, 7, module(x))
+    assert len(wanted) == 20
+    weight = torch.as_tensor(module.weight).detach().flatten(1)
+    assert torch.allclose(patches[0] @ weight.T, wanted, atol=1e-5)
+    assert not torch.equal(pick.answers(module, 8, module(x)), wanted), "others in another call"
 
 
 def problem(
@@ -199,6 +214,26 @@ def test_shares_by_error_beat_uniform_ones() -> None:
     )
     assert max(zeros) - min(zeros) > 0.1
     assert away(spread, dense) < away(uniform, dense)
+
+
+def test_curves_rise_and_leave_the_network_as_it_was() -> None:
+    dense = net()
+    before = copy.deepcopy(dense.state_dict())
+    calls: Any = [((x,), {}) for x in CALLS]
+    layers = {"0": dense[0], "3": dense[3]}
+    found = curves(dense, layers, ["unstructured", "2:4"], calls, Progress())
+    assert all(torch.equal(value, before[name]) for name, value in dense.state_dict().items())
+    for own in found.values():
+        errors = [error for _, error in sorted(own["unstructured"].items())]
+        assert errors[0] < errors[4] < errors[-1]
+        assert max(own["2:4"]) == 0.5
+    sums = gathered(dense, dense[3], targets(dense, layers, calls)["3"], calls)
+    own_problem = Problem.of(sums, dense[3].weight.detach())
+    kept = dense[3].weight.detach().abs().flatten(1) > 0.03
+    rough, exact = roughly(own_problem, kept, dense[3].weight.detach()), fitted(own_problem, kept)
+    masked = dense[3].weight.detach().flatten(1) * kept
+    lost = [own_problem.error(w, sums) for w in (exact, rough, masked)]
+    assert lost[0] <= lost[1] < lost[0] + 0.1 * (lost[2] - lost[0])
 
 
 def test_the_same_every_time_and_the_user_undisturbed() -> None:

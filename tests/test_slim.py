@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 import aerogel
 from aerogel import AerogelError
+from aerogel.pruning.stages import Stages, digest
 from tests import counts
 
 
@@ -83,6 +84,7 @@ def test_the_score_is_kept_or_the_model_stays_dense() -> None:
     assert "0" not in slimmed.tries[0].recipe
 
 
+@pytest.mark.skipif(not counts.turn("slim tries less", 2), reason="in every second commit")
 def test_less_is_tried_where_it_was_too_much() -> None:
     def evaluate(model: nn.Module) -> float:
         found = weights(model)
@@ -132,6 +134,7 @@ def run(folder: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=counts.ROOT)
 
 
+@pytest.mark.skipif(not counts.turn("slim is killed", 3), reason="in every third commit")
 def test_killed_and_resumed_it_ends_with_the_same_masks(tmp_path: Path) -> None:
     """Killed once each of the stages is there."""
     for stage in ("curves.json", "step-1-pruned.safetensors", "step-1-healed.safetensors"):
@@ -144,13 +147,30 @@ def test_killed_and_resumed_it_ends_with_the_same_masks(tmp_path: Path) -> None:
         process.communicate()
     ends = [run(tmp_path / name).communicate(timeout=300)[0] for name in ("killed", "whole")]
     assert ends[0] == ends[1] != ""
-    with pytest.raises(AerogelError, match="another goal"):
-        aerogel.slim(net(), calls(4), sparsity=0.7, state=tmp_path / "killed")
-    with pytest.raises(AerogelError, match="another model"):
-        aerogel.slim(nn.Sequential(nn.Conv2d(3, 4, 1)), calls(4), sparsity=0.8, state=tmp_path / "killed")
-    (tmp_path / "whole" / "curves.json").write_text("{")
+
+
+def test_state_of_another_question_is_refused(tmp_path: Path) -> None:
+    question = {"model": "a", "inputs": "b", "goal": [3.0, None]}
+    Stages(tmp_path).begin(question)
+    Stages(tmp_path).begin(question)
+    with pytest.raises(AerogelError, match="another goal: say state="):
+        Stages(tmp_path).begin({**question, "goal": [2.0, None]})
+    with pytest.raises(AerogelError, match="another model and inputs"):
+        Stages(tmp_path).begin({**question, "model": "b", "inputs": "c"})
+    assert Stages(tmp_path).once("score", lambda: 1.5) == 1.5
+    assert Stages(tmp_path).once("score", lambda: 2.5) == 1.5
+    (tmp_path / "curves.json").write_text("{")
+    (tmp_path / "step-1.safetensors").write_bytes(b"no weights")
     with pytest.raises(AerogelError, match="damaged; remove it"):
-        aerogel.slim(net(), calls(4), sparsity=0.8, max_drop=0.9, state=tmp_path / "whole")
+        Stages(tmp_path).read("curves")
+    with pytest.raises(AerogelError, match="damaged; remove it"):
+        Stages(tmp_path).weights("step-1", dict)
+    model, one = net(), calls(1)
+    first = digest(model, [((one[0],), {})])
+    with torch.no_grad():
+        weights(model)[0][0, 0, 0, 0] += 1e-6
+    second = digest(model, [((one[0] + 1,), {})])
+    assert all(first[name] != second[name] for name in first)
 
 
 @pytest.mark.parametrize(
