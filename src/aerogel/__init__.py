@@ -47,6 +47,7 @@ _LATER = {
     "load": "aerogel.saved.file",
     "prune": "aerogel.pruning.prune",
     "finalize": "aerogel.pruning.held",
+    "heal": "aerogel.pruning.heal",
     "Schedule": "aerogel.pruning.schedule",
     "slim": "aerogel.pruning.slim",
     "Slimmed": "aerogel.pruning.slimmed",
