@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from statistics import fmean
 from typing import Any
 
 from torch import nn
@@ -11,6 +12,9 @@ from torch import nn
 from aerogel.errors import printable
 from aerogel.pruning.advice import Point
 from aerogel.runtime.module import Compiled
+
+LINE = 11
+"""Points from one label of a plot to the next."""
 
 
 @dataclass(frozen=True)
@@ -63,15 +67,16 @@ class Slimmed:
     def table(self) -> str:
         """Every step, and which was taken."""
         lines = [
-            f"{'':10} {'zeros':>6} {'score':>8} {'drop':>8} {'ms':>9} {'speedup':>8} {'predicted':>9} {'s':>6}",
+            f"{'':10} {'zeros':>6} {'score':>8} {'drop':>8} {'ms':>9} {'speedup':>8} predicted {'s':>5}",
             f"{'dense':10} {'':>6} {self.dense_score:8.4f} {'':>8} {self.dense_us / 1e3:9.3f} {1:7.2f}x",
         ]
         for number, one in enumerate(self.tries):
             said = "" if one.predicted is None else f"{one.predicted:.2f}x"
             mark = "  <- this one" if number == self.chosen else ""
+            drop = f"{self.dense_score - one.score:+8.4f}"
             lines.append(
-                f"{f'step {number + 1}':10} {one.zeros:6.1%} {one.score:8.4f} {self.dense_score - one.score:+8.4f} "
-                f"{one.us / 1e3:9.3f} {one.speedup:7.2f}x {said:>9} {one.seconds:6.0f}{mark}"
+                f"{f'step {number + 1}':10} {one.zeros:6.1%} {one.score:8.4f} {drop} {one.us / 1e3:9.3f} "
+                f"{one.speedup:7.2f}x {said:>9} {one.seconds:5.0f}{mark}"
             )
         lines += ["", self.why]
         if self.recipe:
@@ -99,34 +104,39 @@ class Slimmed:
             from matplotlib import pyplot
 
             _, ax = pyplot.subplots(figsize=(6, 4), layout="constrained")
-        ax.axhline(self.dense_score - self.max_drop, color="gray", linewidth=1, linestyle=":")
-        ax.annotate(
-            "least score allowed",
-            (1, self.dense_score - self.max_drop),
-            xycoords=("axes fraction", "data"),
-            xytext=(-4, 3),
-            textcoords="offset points",
-            ha="right",
-            fontsize=8,
-            color="gray",
-        )
-        points = [(self.dense_us, self.dense_score, "dense", "black")] + [
-            (
-                one.us,
-                one.score,
-                f"{one.zeros:.0%} zeros, {one.speedup:.1f}x",
-                "tab:green" if i == self.chosen else "tab:blue",
-            )
-            for i, one in enumerate(self.tries)
-        ]
-        for us, score, label, color in points:
-            ax.scatter([us / 1e3], [score], color=color, zorder=3)
-            ax.annotate(label, (us / 1e3, score), xytext=(6, -10), textcoords="offset points", fontsize=8)
+        least = self.dense_score - self.max_drop
+        small: dict[str, Any] = {"textcoords": "offset points", "fontsize": 8}
+        places = [(one.us / 1e3, one.score) for one in self.tries]
+        dense = (self.dense_us / 1e3, self.dense_score)
+        ax.scatter(*dense, color="black", zorder=3)
+        ax.annotate("dense", dense, xytext=(0, 7), ha="center", **small)
+        for number, place in enumerate(places):
+            ax.scatter(*place, color="tab:green" if number == self.chosen else "tab:blue", zorder=3)
         if self.chosen is not None:
-            one = self.tries[self.chosen]
-            ax.scatter([one.us / 1e3], [one.score], s=160, facecolors="none", edgecolors="tab:green")
+            ax.scatter(*places[self.chosen], s=160, facecolors="none", edgecolors="tab:green")
+        ax.axhline(least, color="gray", linewidth=1, linestyle=":")
+        ax.annotate("least score allowed", (0, least), xytext=(4, -3), va="top", color="gray", **small)
         ax.margins(x=0.25, y=0.15)
         ax.set_xlim(left=0)
-        ax.set(xlabel="measured latency, ms", ylabel="score", title="green: the chosen one")
-        ax.title.set_fontsize(9)
+        ax.set(xlabel="measured latency, ms", ylabel="score")
+        ax.set_title("no step kept the score" if self.chosen is None else "green: the chosen one", fontsize=9)
+        ax.figure.draw_without_rendering()  # now it is known where points stand
+        heights = [float(ax.transData.transform(place)[1]) * 72 / ax.figure.dpi for place in places]
+        for one, place, own, to in zip(self.tries, places, heights, spread(heights, LINE), strict=True):
+            line = {"arrowstyle": "-", "linewidth": 0.5, "color": "gray"} if abs(to - own) > 3 else None
+            label = f"{one.zeros:.0%} zeros, {one.speedup:.1f}x"
+            ax.annotate(label, place, xytext=(18, to - own), va="center", arrowprops=line, **small)
         return ax
+
+
+def spread(heights: Sequence[float], gap: float) -> list[float]:
+    """Heights moved as little as makes them a gap apart, in the order they have."""
+    order = sorted(range(len(heights)), key=heights.__getitem__)
+    touching: list[list[float]] = []
+    for rank, number in enumerate(order):
+        touching.append([heights[number] - gap * rank])
+        while len(touching) > 1 and fmean(touching[-2]) > fmean(touching[-1]):
+            last = touching.pop()
+            touching[-1] += last
+    moved = [fmean(some) for some in touching for _ in some]
+    return [moved[rank] + gap * rank for _, rank in sorted(zip(order, range(len(order)), strict=True))]
