@@ -31,7 +31,7 @@ def net() -> Any:
     made = nn.Sequential(*first, *second, nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(128, 10))
     with torch.no_grad():
         made.train()(images(64))  # statistics that mean something
-        made[8].weight.mul_(5)
+        torch.as_tensor(made[8].weight).mul_(5)
     return made.eval()
 
 
@@ -78,7 +78,7 @@ def test_zeros_that_another_tool_made(tool: str) -> None:
     teacher, model = pruned()
     model = aerogel.finalize(model) if tool == "weights" else copy.deepcopy(teacher)
     if tool != "weights":
-        for layer in (model[0], model[3], model[8]):
+        for layer in (dict(model.named_children())[n] for n in ("0", "3", "8")):
             torchs.l1_unstructured(layer, "weight", 0.8)  # type: ignore[no-untyped-call]
     before, held = away(model, teacher), zeros(model)
     aerogel.heal(model, CALLS, teacher=teacher, steps=40, progress=False)
@@ -119,7 +119,7 @@ def test_the_same_inputs_give_the_same_weights_and_random_numbers_stay() -> None
     for seed in (1, 2):
         teacher, model = pruned()
         torch.manual_seed(seed)
-        loader = torch.utils.data.DataLoader(torch.cat(CALLS), 16, shuffle=True)  # type: ignore[arg-type]
+        loader: Any = torch.utils.data.DataLoader(torch.cat(CALLS), 16, shuffle=True)  # type: ignore[arg-type]
         state = torch.get_rng_state()
         model.insert(2, nn.Dropout(0.5))
         teacher.insert(2, nn.Dropout(0.5))

@@ -16,9 +16,9 @@ from torch import Tensor
 from aerogel.pruning.gram import Sums
 from aerogel.pruning.masks import as_block, as_few, masks
 
-ROUNDS = 4
-WORK = 3e12
-"""Operations of a layer's rounds at most; a layer for which four are more has fewer rounds."""
+ROUNDS = ((16, 1e10), (8, 1e11), (4, 1e12), (3, 3e12), (2, 6e12))
+"""How many, where they take at most so many operations: more than four bring little, but cost nothing in a
+small layer."""
 RIDGE = 1e-3
 """How strongly weights are held to the dense ones, as a share of the mean of the gram matrix's diagonal."""
 
@@ -90,9 +90,9 @@ def mask(problem: Problem, pattern: str, share: float, held: Tensor) -> Tensor:
 def _rounds(problem: Problem, kept: Tensor, share: float) -> int:
     """As many as are worth their time: the first one has one inverse for all rows, the others one a row."""
     n, rows = problem.gram.shape[1], len(kept)
-    for many in range(ROUNDS, 1, -1):
+    for many, work in ROUNDS:
         left = [n * (1 - share) ** (number / many) for number in range(1, many)]
-        if rows * sum(one**3 for one in left) <= WORK:
+        if rows * sum(one**3 for one in left) <= work:
             return many
     return 1
 

@@ -29,7 +29,7 @@ def recipe_for(
         if (point := offers[i][chosen[i]][0]) is not None
     }
     total = sum(offers[i][number][1][0] for i, number in chosen.items())
-    return points, advice.torch_us / (rest + slope * total) if points else 1.0
+    return points, advice.torch_us / (rest + slope * total)
 
 
 def _offers(layer: LayerAdvice, curves: Mapping[str, Curve]) -> list[tuple[Point | None, Offer]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -47,7 +47,7 @@ def prune(
             channels stay), "tilewise" (TW-2D), "tw1d" or "tew".
         scope: The share is that of each layer ("uniform"), of all together ("global"), spread so that
             larger layers lose more ("erk"), or so that the answers on `calibration` change least ("error").
-            By default "error" for obs, else "uniform".
+            By default "error" for obs, else "uniform"; shares of single layers are theirs.
         score: "magnitude"; "taylor" (the size of weight x gradient: call `backward()` first); "wanda"
             (weight x size of its input) or "obs", which look at `calibration`.
         exclude: Layers to leave alone.
@@ -56,7 +56,8 @@ def prune(
         progress: False shows no progress, True also where nobody seems to look.
     """
     left_out = several(exclude, "exclude", "exclude=['head']")
-    scope = scope or ("error" if score == "obs" else "uniform")
+    each = isinstance(sparsity, Mapping) or hasattr(sparsity, "recipe")
+    scope = "uniform" if each else scope or ("error" if score == "obs" else "uniform")
     asked = chosen(model, sparsity, pattern, scope, score, left_out)
     if score in FROM_DATA or scope == "error":
         calls = calls_of(calibration, score if score in FROM_DATA else "scope 'error'")

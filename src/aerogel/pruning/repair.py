@@ -19,6 +19,7 @@ from aerogel.pruning.asked import Asked, masked
 from aerogel.pruning.curves import curves
 from aerogel.pruning.gram import gathered, images, inference, order, own, parts, targets
 from aerogel.pruning.held import attached, mark
+from aerogel.pruning.judge import answers, distance
 from aerogel.pruning.layers import as_weight, filters_first, under
 from aerogel.pruning.masks import most
 from aerogel.pruning.shares import even
@@ -27,6 +28,8 @@ from aerogel.runtime.weights import as_weights
 
 FEWEST = 16
 """Images of a call, on average, from which batch norm is estimated again."""
+SEEN = 256
+"""Images by which it is judged whether that was good."""
 
 
 def calls_of(calibration: Any, what: str) -> list[Call]:
@@ -92,7 +95,7 @@ def repaired(
         for name in [name for name in asked if score == "magnitude" or name not in runs]:
             module = asked[name].module
             _by_size({name: asked[name]}, {name: filters_first(module, _weight(module).abs())})
-        estimate(model, calls)
+        settle(model, dense, calls)
     return model
 
 
@@ -166,6 +169,19 @@ def _weight(module: nn.Module) -> Tensor:
     held: Any = module.weight
     found: Tensor = held.detach().cpu()
     return found
+
+
+def settle(model: nn.Module, dense: nn.Module, calls: Sequence[Call]) -> None:
+    """Batch norm estimated again, if that brings the answers nearer to the dense network's: layers that were
+    fitted to its means may have them already."""
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    some = calls[: max(1, SEEN // max(1, images(calls[0])))]
+    with inference(model), inference(dense):
+        wanted = answers(dense, some)
+        before = distance(wanted, answers(model, some))
+        estimate(model, calls)
+        if distance(wanted, answers(model, some)) > before:
+            model.load_state_dict(state)
 
 
 def estimate(model: nn.Module, calls: Sequence[Call]) -> None:

@@ -32,7 +32,7 @@ from aerogel.pruning.layers import prunable
 from aerogel.pruning.masks import as_block, most
 from aerogel.pruning.mistakes import a_module, a_number, a_score, a_share, a_speedup, real, several
 from aerogel.pruning.offers import MOST, recipe_for
-from aerogel.pruning.repair import calls_of, estimate, repair, there
+from aerogel.pruning.repair import calls_of, repair, settle, there
 from aerogel.pruning.schedule import Schedule
 from aerogel.pruning.shares import Curve, even
 from aerogel.pruning.slimmed import Slimmed, Try
@@ -216,7 +216,7 @@ class _Work:
         if high == math.inf:
             if by_zeros or last.speedup >= NEAR * goal:
                 return "The goal was reached."
-            if (last.predicted or goal) < NEAR * goal or len(tries) == TRIES:
+            if len(tries) > 1 and last.recipe == tries[-2].recipe:
                 return "The layers do not offer more speed."
         elif ((1 - low) / (1 - high) if by_zeros else high / low) < CLOSE:
             return "More zeros cost more of the score than may go."
@@ -319,7 +319,7 @@ class _Work:
                 name: modules[name] for name in order(self.dense, modules, self._seen[0]) if name in asked
             }
             repair(model, self.dense, asked, runs, self._seen, self.line)
-            estimate(model, self._seen)
+            settle(model, self.dense, self._seen)
         return finalize(model).state_dict()
 
     def _healed(self, recipe: Mapping[str, Point], pruned: Mapping[str, Tensor]) -> Mapping[str, Tensor]:

@@ -1,0 +1,170 @@
+"""slim(): one call from dense to fast; it never spends more of the score than it may, and can be killed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import aerogel
+from aerogel import AerogelError
+from tests import counts
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Where others run beside it, two threads wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def net() -> nn.Sequential:
+    torch.manual_seed(0)
+    first = nn.Conv2d(3, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 64, 3, 2, 1), nn.ReLU()
+    return nn.Sequential(*first, nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(256, 10)).eval()
+
+
+def calls(many: int = 8) -> list[Tensor]:
+    random = torch.Generator().manual_seed(0)
+    return [F.interpolate(torch.randn(16, 3, 6, 6, generator=random), (32, 32)) for _ in range(many)]
+
+
+def weights(model: Any) -> list[Tensor]:
+    return [model[i].weight for i in (0, 2, 6)]
+
+
+def test_a_share_of_zeros_and_a_recipe_that_is_replayed() -> None:
+    model = net()
+    slimmed = aerogel.slim(model, calls(), sparsity=0.8, max_drop=0.2, budget_minutes=1)
+    assert slimmed.chosen is not None
+    gone = sum(int((w == 0).sum()) for w in weights(slimmed.model))
+    assert gone == pytest.approx(0.8 * sum(w.numel() for w in weights(model)), rel=0.02)
+    x = calls()[0][:1]
+    assert torch.allclose(slimmed.fast(x), slimmed.model(x), atol=1e-3)
+    assert all(torch.equal(w, v) for w, v in zip(weights(model), weights(net()), strict=True)), "as it was"
+    recipe = json.loads(json.dumps(slimmed.to_dict()))["recipe"]
+    replayed = aerogel.finalize(aerogel.prune(net(), recipe, score="obs", calibration=calls()[:6]))
+    assert all(
+        torch.equal(w == 0, v == 0) for w, v in zip(weights(replayed), weights(slimmed.model), strict=True)
+    )
+    assert "<- this one" in str(slimmed)
+    assert slimmed.plot().get_xlabel() == "measured latency, ms"
+
+
+def test_the_score_is_kept_or_the_model_stays_dense() -> None:
+    """evaluate says that any zero is one too many."""
+    seen = []
+
+    def evaluate(model: nn.Module) -> float:
+        assert not model.training
+        seen.append(sum(int((w == 0).sum()) for w in weights(model)))
+        return float(seen[-1] == 0)
+
+    slimmed = aerogel.slim(
+        net(), calls(4), sparsity=0.5, evaluate=evaluate, budget_minutes=0.01, exclude=["0"]
+    )
+    assert slimmed.chosen is None
+    assert slimmed.recipe == {}
+    assert "the model is dense" in slimmed.why
+    assert seen[1] > 0
+    assert weights(slimmed.model)[1].count_nonzero() == weights(net())[1].numel()
+    assert "0" not in slimmed.tries[0].recipe
+
+
+def test_less_is_tried_where_it_was_too_much() -> None:
+    def evaluate(model: nn.Module) -> float:
+        found = weights(model)
+        return 1 - max(0.0, sum(int((w == 0).sum()) for w in found) / sum(w.numel() for w in found) - 0.6)
+
+    slimmed = aerogel.slim(net(), calls(4), sparsity=0.9, evaluate=evaluate, max_drop=0.01, budget_minutes=3)
+    assert len(slimmed.tries) > 2
+    assert slimmed.chosen is not None
+    assert 0.5 < slimmed.tries[slimmed.chosen].zeros <= 0.611
+    assert slimmed.tries[0].zeros == pytest.approx(0.9, abs=0.02)
+
+
+def test_a_training_of_ones_own() -> None:
+    def train(model: nn.Module, schedule: Any) -> None:
+        steps = schedule(steps=4, every=1)
+        for _ in range(4):
+            steps.step()
+
+    slimmed = aerogel.slim(net(), calls(4), sparsity=0.5, max_drop=0.9, train=train, budget_minutes=1)
+    assert slimmed.tries[0].zeros == pytest.approx(0.5, abs=0.02)
+    kept = weights(slimmed.model)[1]
+    assert torch.equal(kept[kept != 0], weights(net())[1][kept != 0]), "no repair behind its back"
+
+
+def test_a_speedup_is_measured_and_predicted() -> None:
+    slimmed = aerogel.slim(
+        net(), calls(4), speedup=1.5, pattern="unstructured", max_drop=0.9, budget_minutes=1, progress=False
+    )
+    assert slimmed.chosen is not None
+    last = slimmed.tries[slimmed.chosen]
+    assert last.predicted is not None
+    assert last.speedup >= 1.0
+
+
+KILLED = """
+import sys, torch, aerogel
+torch.set_num_threads(1)
+from tests.test_slim import calls, net, weights
+slimmed = aerogel.slim(net(), calls(4), sparsity=0.8, max_drop=0.9, budget_minutes=1, state=sys.argv[1])
+print(sum(int((w != 0).flatten().nonzero().sum()) for w in weights(slimmed.model)))
+"""
+
+
+def run(folder: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", KILLED, str(folder)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=counts.ROOT)
+
+
+def test_killed_and_resumed_it_ends_with_the_same_masks(tmp_path: Path) -> None:
+    """Killed once each of the stages is there."""
+    for stage in ("curves.json", "step-1-pruned.safetensors", "step-1-healed.safetensors"):
+        process, until = run(tmp_path / "killed"), time.monotonic() + 120
+        while not (tmp_path / "killed" / stage).exists():
+            assert time.monotonic() < until
+            assert process.poll() is None or (tmp_path / "killed" / stage).exists()
+            time.sleep(0.01)
+        process.kill()
+        process.communicate()
+    ends = [run(tmp_path / name).communicate(timeout=300)[0] for name in ("killed", "whole")]
+    assert ends[0] == ends[1] != ""
+    with pytest.raises(AerogelError, match="another goal"):
+        aerogel.slim(net(), calls(4), sparsity=0.7, state=tmp_path / "killed")
+    with pytest.raises(AerogelError, match="another model"):
+        aerogel.slim(nn.Sequential(nn.Conv2d(3, 4, 1)), calls(4), sparsity=0.8, state=tmp_path / "killed")
+    (tmp_path / "whole" / "curves.json").write_text("{")
+    with pytest.raises(AerogelError, match="damaged; remove it"):
+        aerogel.slim(net(), calls(4), sparsity=0.8, max_drop=0.9, state=tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"speedup": 2, "sparsity": 0.5}, "not both"),
+        ({"speedup": 0.5}, "more than 1"),
+        ({"sparsity": 90}, "say 0.9"),
+        ({"budget_minutes": 0}, "a number of minutes"),
+        ({"evaluate": 3}, "evaluate is a function"),
+        ({"train": 3}, "train is a function"),
+        ({"pattern": "2 of 4"}, "pattern is"),
+        ({"exclude": ["none"]}, "is no convolution"),
+        ({"inputs": []}, "empty"),
+    ],
+)
+def test_mistakes(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(AerogelError, match=said):
+        aerogel.slim(net(), given.pop("inputs", calls(1)), **given)
