@@ -43,7 +43,7 @@ class Slimmed:
     """What `slim` gives back. `model` is the pruned module (zeros in its weights), `fast` the same compiled.
 
     Example:
-        >>> slimmed = aerogel.slim(model, [x], speedup=1.5, max_drop=0.9, budget_minutes=0.5)
+        >>> slimmed = aerogel.slim(model, [x], sparsity=0.8, max_drop=0.9, budget_minutes=0.5)
         >>> text = slimmed.table
     """
 
