@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ nb_execution_mode = "off"  # notebooks are executed by tests/test_notebooks.py, 
 suppress_warnings = ["mystnb.unknown_mime_type"]
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
+autodoc_mock_imports = [name for name in ("lightning", "transformers") if find_spec(name) is None]
 always_use_bars_union = True
 typehints_defaults = "comma"
 nitpicky = False

@@ -5,8 +5,8 @@
 
 Made-up images, a small network, CPUs (gloo). Three lines are aerogel's: a Schedule made before the model is
 wrapped, its step(), and its state in the checkpoint. With --fsdp parameters and optimizer are in pieces
-(FSDP2, `fully_shard`); masks are buffers, whole on every rank, and the Schedule puts weights together while it
-chooses what goes.
+(FSDP2, `fully_shard`); masks are buffers, whole on every rank, and the Schedule puts weights together while
+it chooses what goes.
 """
 
 from __future__ import annotations

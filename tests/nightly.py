@@ -24,6 +24,7 @@ LINES = counts.ROOT / "benchmarks" / "results" / "reliability.jsonl"
 SECONDS = {
     "test_suite.py": 20.0, "test_faults.py": 5.0, "test_gpu.py": 20.0, "test_triton.py": 60.0, "test_docs.py":
     20.0, "test_stress.py": 400.0, "test_fuzz.py": 2400.0, "test_file_mutants.py": 600.0,
+    "test_distributed.py": 60.0,
 }  # fmt: skip
 """What a test of a file takes at full counts, on one slow core; of the others most take less than USUAL."""
 USUAL = 3.0

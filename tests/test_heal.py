@@ -13,6 +13,7 @@ from torch.nn.utils import prune as torchs
 
 import aerogel
 from aerogel import AerogelError
+from aerogel.pruning.distance import _apart
 
 
 @pytest.fixture(autouse=True)
@@ -28,10 +29,11 @@ def net() -> Any:
     torch.manual_seed(0)
     first = nn.Conv2d(3, 24, 3, padding=1, bias=False), nn.BatchNorm2d(24), nn.ReLU()
     second = nn.Conv2d(24, 32, 3, 2, 1, bias=False), nn.BatchNorm2d(32), nn.ReLU()
-    made = nn.Sequential(*first, *second, nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(128, 10))
+    made: Any = nn.Sequential(*first, *second, nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(128, 10))
     with torch.no_grad():
-        made.train()(images(64))  # statistics that mean something
-        torch.as_tensor(made[8].weight).mul_(5)
+        made.train()
+        made(images(64))  # statistics that mean something
+        made[8].weight.mul_(5)
     return made.eval()
 
 
@@ -76,9 +78,11 @@ def test_nearer_and_no_zero_is_lost() -> None:
 @pytest.mark.parametrize("tool", ["weights", "torch.nn.utils.prune"])
 def test_zeros_that_another_tool_made(tool: str) -> None:
     teacher, model = pruned()
-    model = aerogel.finalize(model) if tool == "weights" else copy.deepcopy(teacher)
-    if tool != "weights":
-        for layer in (dict(model.named_children())[n] for n in ("0", "3", "8")):
+    if tool == "weights":
+        aerogel.finalize(model)
+    else:
+        model = copy.deepcopy(teacher)
+        for layer in (model[0], model[3], model[8]):
             torchs.l1_unstructured(layer, "weight", 0.8)  # type: ignore[no-untyped-call]
     before, held = away(model, teacher), zeros(model)
     aerogel.heal(model, CALLS, teacher=teacher, steps=40, progress=False)
@@ -119,7 +123,8 @@ def test_the_same_inputs_give_the_same_weights_and_random_numbers_stay() -> None
     for seed in (1, 2):
         teacher, model = pruned()
         torch.manual_seed(seed)
-        loader: Any = torch.utils.data.DataLoader(torch.cat(CALLS), 16, shuffle=True)  # type: ignore[arg-type]
+        rows: Any = torch.cat(CALLS)
+        loader: Any = torch.utils.data.DataLoader(rows, 16, shuffle=True)
         state = torch.get_rng_state()
         model.insert(2, nn.Dropout(0.5))
         teacher.insert(2, nn.Dropout(0.5))
@@ -185,6 +190,14 @@ def test_several_outputs_and_arguments_by_name() -> None:
     aerogel.heal(model, calls, teacher=teacher, steps=60, rate=3e-3, progress=False)
     assert apart("maps") < 1.01 * before[0], "of noise nothing can be made up for"
     assert apart("one") < 0.8 * before[1]
+
+
+def test_one_number_is_no_class() -> None:
+    """Softmax of one number is 1 whatever it is: such answers would all be alike."""
+    wanted = torch.arange(8.0)[:, None]
+    assert float(_apart(wanted + 3, wanted)) == pytest.approx(9 / float(wanted.var(correction=0)))
+    assert float(_apart(torch.eye(8), torch.eye(8))) == pytest.approx(0, abs=1e-6)
+    assert float(_apart(torch.eye(8), torch.eye(8).flip(0))) > 0.1
 
 
 def test_few_calls_and_single_images() -> None:

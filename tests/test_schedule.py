@@ -122,3 +122,10 @@ def test_a_loop_that_was_killed_goes_on_bit_for_bit(tmp_path: Path) -> None:
     assert all(torch.equal(whole[key], broken[key]) for key in whole)
     masks = [v for k, v in whole.items() if k.endswith(".mask")]
     assert [float((~m).float().mean()) for m in masks] == pytest.approx([0.8, 0.9], abs=0.01)
+
+
+@pytest.mark.parametrize(("module", "package"), [("lightning", "lightning"), ("huggingface", "transformers")])
+def test_without_the_package_it_is_said_how_to_get_it(module: str, package: str) -> None:
+    code = f"import sys; sys.modules[{package!r}] = None; import aerogel.{module}"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert f"pip install aerogel[{module}]" in said.stderr.splitlines()[-1]

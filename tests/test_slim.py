@@ -21,8 +21,9 @@ from tests import counts
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Where others run beside it, two threads wait for each other."""
+def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """One thread: where others run beside it, two wait for each other. And little healing."""
+    monkeypatch.setattr("aerogel.pruning.slim.STEPS", 20)
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -87,10 +88,10 @@ def test_less_is_tried_where_it_was_too_much() -> None:
         found = weights(model)
         return 1 - max(0.0, sum(int((w == 0).sum()) for w in found) / sum(w.numel() for w in found) - 0.6)
 
-    slimmed = aerogel.slim(net(), calls(4), sparsity=0.9, evaluate=evaluate, max_drop=0.01, budget_minutes=3)
+    slimmed = aerogel.slim(net(), calls(4), sparsity=0.9, evaluate=evaluate, max_drop=0.03, budget_minutes=3)
     assert len(slimmed.tries) > 2
     assert slimmed.chosen is not None
-    assert 0.5 < slimmed.tries[slimmed.chosen].zeros <= 0.611
+    assert 0.5 < slimmed.tries[slimmed.chosen].zeros <= 0.631
     assert slimmed.tries[0].zeros == pytest.approx(0.9, abs=0.02)
 
 
@@ -117,8 +118,9 @@ def test_a_speedup_is_measured_and_predicted() -> None:
 
 
 KILLED = """
-import sys, torch, aerogel
+import sys, torch, aerogel, aerogel.pruning.slim
 torch.set_num_threads(1)
+aerogel.pruning.slim.STEPS = 20
 from tests.test_slim import calls, net, weights
 slimmed = aerogel.slim(net(), calls(4), sparsity=0.8, max_drop=0.9, budget_minutes=1, state=sys.argv[1])
 print(sum(int((w != 0).flatten().nonzero().sum()) for w in weights(slimmed.model)))

@@ -52,6 +52,7 @@ def heal(
     inputs give the same weights.
 
     Example:
+        >>> import copy
         >>> teacher = copy.deepcopy(model)
         >>> pruned = aerogel.prune(model, 0.8)
         >>> healed = aerogel.heal(pruned, [x], teacher=teacher, steps=20)

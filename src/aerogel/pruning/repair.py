@@ -108,6 +108,8 @@ def shared(
     progress: Progress,
 ) -> dict[str, Asked]:
     """What each layer is asked for, by the scope."""
+    if scope == "uniform":
+        return dict(asked)
     sizes = {name: filters_first(one.module, _weight(one.module).abs()) for name, one in asked.items()}
     if scope == "error":
         pattern, share = next((one.pattern, one.share) for one in asked.values())
