@@ -43,6 +43,7 @@ typehints_defaults = "comma"
 nitpicky = False
 default_role = "code"
 doctest_global_setup = """
+import copy
 import torch
 from torch import nn
 import aerogel

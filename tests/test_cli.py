@@ -47,7 +47,8 @@ def test_doctor_speaks_in_sentences() -> None:
 
 
 def test_help_and_version() -> None:
-    for verb in ([], ["doctor"], ["methods"], ["compile"], ["bench"], ["explain"], ["advise"], ["prune"]):
+    verbs = ("doctor", "methods", "compile", "bench", "explain", "advise", "prune", "slim")
+    for verb in ([], *([name] for name in verbs)):
         result = run(app, [*verb, "--help"])
         assert result.exit_code == 0
         assert not verb or verb[0] in ("doctor", "methods") or "Example:" in result.stdout

@@ -45,6 +45,7 @@ PYTHONS = re.compile(
 ONLY_IN_PYTHON = (
     "boosting.py",
     "repruning.py",
+    "pruning/heal.py",
     "pruning/mistakes.py",
     "pruning/schedule.py",
     "advice.py",

@@ -1,4 +1,4 @@
-"""Real inputs for `aerogel prune`: a folder of images, or a file of arrays, as calls of the model.
+"""Real inputs for `aerogel prune` and `slim`: a folder of images, or a file of arrays, as calls of the model.
 
 Every call has the sizes of the example, its batch too: those are known to run. Of more inputs than are asked
 for, some are taken at even steps, since folders are often sorted by class.

@@ -31,6 +31,7 @@ from aerogel.cli.options import (
     writable,
 )
 from aerogel.cli.serve import serve
+from aerogel.cli.slim import slim
 from aerogel.cli.warm import warm
 from aerogel.cli.words import TRACEBACK, in_shell, in_words, safe_output
 from aerogel.errors import printable
@@ -167,6 +168,7 @@ app.command()(reporting.explain)
 app.command()(reporting.report)
 app.command()(pruning.advise)
 app.command()(pruning.prune)
+app.command()(slim)
 app.command()(warm)
 app.command()(batch)
 app.command()(serve)

@@ -125,15 +125,15 @@ def sizes(given: list[str] | None) -> dict[str, tuple[int, ...]]:
     return found
 
 
-def writable(out: Path) -> Path:
+def writable(out: Path, flag: str = "-o") -> Path:
     """Where the result goes, looked at before an hour of timing: no folder, and a folder around it that can
     be written."""
     if out.is_dir():
-        raise AerogelError(f"'{out}' is a folder; say -o with the name of a file in it")
+        raise AerogelError(f"'{out}' is a folder; say {flag} with the name of a file in it")
     around = next((f for f in out.absolute().parents if f.exists()), Path("/"))
     if not around.is_dir() or not os.access(around, os.W_OK | os.X_OK):
         raise AerogelError(
-            f"'{out}' cannot be written: '{around}' is no folder that you may write to. Say -o "
+            f"'{out}' cannot be written: '{around}' is no folder that you may write to. Say {flag} "
             "with another path."
         )
     return out
@@ -141,7 +141,7 @@ def writable(out: Path) -> Path:
 
 def drawable(plot: Path) -> None:
     """Whether a plot can be written there, looked at before an hour of timing."""
-    writable(plot)
+    writable(plot, "--plot")
     if find_spec("matplotlib") is None:
         raise AerogelError("--plot needs matplotlib: pip install aerogel[plot]")
     if plot.suffix not in (".png", ".svg", ".pdf"):

@@ -66,11 +66,11 @@ def advise(
         kinds, stored_as, budget = [a_pattern(p) for p in patterns.split(",")], half(dtype), effort(tune)
         if plot is not None:
             drawable(plot)
-        opened = _open(model, shape, threads, weights, trust_pickle)
+        opened = opened_model(model, shape, threads, weights, trust_pickle)
         options: dict[str, Any] = {"speedup": speedup, "dtype": stored_as, "tune": budget or "fast"}
         found = measured(opened.model, *opened.call, sparsities=shares, patterns=kinds, **options)
         if plot is not None:
-            _drawn(found, plot)
+            drawn(found, plot)
     typer.echo(json.dumps(found.to_dict(), indent=1) if as_json else found.table)
 
 
@@ -85,7 +85,8 @@ def a_pattern(text: str) -> str:
     return text
 
 
-def _drawn(found: Any, plot: Path) -> None:
+def drawn(found: Any, plot: Path) -> None:
+    """The figure of what was found, as a file."""
     try:
         found.plot().figure.savefig(plot, dpi=120)
     except OSError as why:
@@ -150,17 +151,17 @@ def prune(
                 f"'{printable(str(out))}': -o is an .onnx file from an .onnx file, or the weights "
                 "as .safetensors"
             )
-        opened = _open(model, shape, None, weights, trust_pickle, trains=True)
+        opened = opened_model(model, shape, None, weights, trust_pickle, trains=True)
         if calibration is not None:
             from aerogel.cli.calibration import read_calls
 
             names = getattr(opened.ready or opened.model, "input_names", tuple(sizes(shape)))
             how = how or getattr(opened.ready, "preprocess", None)
             asked["calibration"] = read_calls(calibration, names, opened.call[0], images, how)
-        before = {name: value.clone() for name, value in _state(opened.model).items()}
+        before = {name: value.clone() for name, value in state_of(opened.model).items()}
         share_of_zeros = asked.pop("sparsity")
         finished = _pruned(opened.model, layers or share_of_zeros, pattern, asked)
-        state = _state(finished)
+        state = state_of(finished)
         if out.suffix == ".onnx" and isinstance(finished, OnnxModel):
             finished.save(out)
             count = sum(not value.equal(before[name]) for name, value in state.items())
@@ -229,7 +230,7 @@ def _pruned(model: Any, sparsity: Any, pattern: str, more: dict[str, Any]) -> An
     return finalize(prune_layers(model, sparsity, pattern=pattern, **more))
 
 
-def _state(model: Any) -> dict[str, Any]:
+def state_of(model: Any) -> dict[str, Any]:
     """The weights by name; of an ONNX file by the names they have there."""
     from aerogel.runtime.graphmodel import HasGraph
 
@@ -237,7 +238,7 @@ def _state(model: Any) -> dict[str, Any]:
     return {name: value.detach() for name, value in state.items()}
 
 
-def _open(
+def opened_model(
     model: str,
     shape: list[str] | None,
     threads: int | None,
@@ -245,6 +246,7 @@ def _open(
     trust: bool,
     trains: bool = False,
 ) -> Any:
+    """The model and an example call of it."""
     import torch
 
     from aerogel.cli.source import source

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from statistics import fmean
 from typing import Any
 
 from torch import nn
@@ -11,6 +12,9 @@ from torch import nn
 from aerogel.errors import printable
 from aerogel.pruning.advice import Point
 from aerogel.runtime.module import Compiled
+
+LINE = 11
+"""Points from one label of a plot to the next."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,7 @@ class Slimmed:
     """What `slim` gives back. `model` is the pruned module (zeros in its weights), `fast` the same compiled.
 
     Example:
-        >>> slimmed = aerogel.slim(model, [x], speedup=1.5, max_drop=0.9, budget_minutes=0.5)
+        >>> slimmed = aerogel.slim(model, [x], sparsity=0.8, max_drop=0.9, budget_minutes=0.5)
         >>> text = slimmed.table
     """
 
@@ -100,34 +104,39 @@ class Slimmed:
             from matplotlib import pyplot
 
             _, ax = pyplot.subplots(figsize=(6, 4), layout="constrained")
-        ax.axhline(self.dense_score - self.max_drop, color="gray", linewidth=1, linestyle=":")
-        ax.annotate(
-            "least score allowed",
-            (1, self.dense_score - self.max_drop),
-            xycoords=("axes fraction", "data"),
-            xytext=(-4, 3),
-            textcoords="offset points",
-            ha="right",
-            fontsize=8,
-            color="gray",
-        )
-        points = [(self.dense_us, self.dense_score, "dense", "black")] + [
-            (
-                one.us,
-                one.score,
-                f"{one.zeros:.0%} zeros, {one.speedup:.1f}x",
-                "tab:green" if i == self.chosen else "tab:blue",
-            )
-            for i, one in enumerate(self.tries)
-        ]
-        for us, score, label, color in points:
-            ax.scatter([us / 1e3], [score], color=color, zorder=3)
-            ax.annotate(label, (us / 1e3, score), xytext=(6, -10), textcoords="offset points", fontsize=8)
+        least = self.dense_score - self.max_drop
+        small: dict[str, Any] = {"textcoords": "offset points", "fontsize": 8}
+        places = [(one.us / 1e3, one.score) for one in self.tries]
+        dense = (self.dense_us / 1e3, self.dense_score)
+        ax.scatter(*dense, color="black", zorder=3)
+        ax.annotate("dense", dense, xytext=(0, 7), ha="center", **small)
+        for number, place in enumerate(places):
+            ax.scatter(*place, color="tab:green" if number == self.chosen else "tab:blue", zorder=3)
         if self.chosen is not None:
-            one = self.tries[self.chosen]
-            ax.scatter([one.us / 1e3], [one.score], s=160, facecolors="none", edgecolors="tab:green")
+            ax.scatter(*places[self.chosen], s=160, facecolors="none", edgecolors="tab:green")
+        ax.axhline(least, color="gray", linewidth=1, linestyle=":")
+        ax.annotate("least score allowed", (0, least), xytext=(4, -3), va="top", color="gray", **small)
         ax.margins(x=0.25, y=0.15)
         ax.set_xlim(left=0)
-        ax.set(xlabel="measured latency, ms", ylabel="score", title="green: the chosen one")
-        ax.title.set_fontsize(9)
+        ax.set(xlabel="measured latency, ms", ylabel="score")
+        ax.set_title("no step kept the score" if self.chosen is None else "green: the chosen one", fontsize=9)
+        ax.figure.draw_without_rendering()  # now it is known where points stand
+        heights = [float(ax.transData.transform(place)[1]) * 72 / ax.figure.dpi for place in places]
+        for one, place, own, to in zip(self.tries, places, heights, spread(heights, LINE), strict=True):
+            line = {"arrowstyle": "-", "linewidth": 0.5, "color": "gray"} if abs(to - own) > 3 else None
+            label = f"{one.zeros:.0%} zeros, {one.speedup:.1f}x"
+            ax.annotate(label, place, xytext=(18, to - own), va="center", arrowprops=line, **small)
         return ax
+
+
+def spread(heights: Sequence[float], gap: float) -> list[float]:
+    """Heights moved as little as makes them a gap apart, in the order they have."""
+    order = sorted(range(len(heights)), key=heights.__getitem__)
+    touching: list[list[float]] = []
+    for rank, number in enumerate(order):
+        touching.append([heights[number] - gap * rank])
+        while len(touching) > 1 and fmean(touching[-2]) > fmean(touching[-1]):
+            last = touching.pop()
+            touching[-1] += last
+    moved = [fmean(some) for some in touching for _ in some]
+    return [moved[rank] + gap * rank for _, rank in sorted(zip(order, range(len(order)), strict=True))]

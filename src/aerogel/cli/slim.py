@@ -1,0 +1,178 @@
+"""`aerogel slim`: from a dense model to a fast one in one call."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from aerogel.cli.options import (
+    Dtype,
+    Json,
+    Model,
+    Quiet,
+    Shapes,
+    Threads,
+    Weights,
+    above_zero,
+    drawable,
+    half,
+    share,
+    sizes,
+    writable,
+)
+from aerogel.cli.pruning import a_pattern, drawn, opened_model, state_of
+from aerogel.cli.words import in_shell, in_words
+from aerogel.errors import AerogelError, printable
+
+
+def slim(
+    model: Model,
+    out: Annotated[
+        Path,
+        typer.Option(
+            "-o", "--out", help="An .onnx file (from an .onnx file), .aero (compiled), or .safetensors."
+        ),
+    ],
+    speedup: Annotated[
+        float | None, typer.Option(help="How many times as fast as torch, measured here.  [default: 3]")
+    ] = None,
+    sparsity: Annotated[
+        float | None, typer.Option(help="In its place: the share of zeros in all layers together.")
+    ] = None,
+    calibration: Annotated[
+        Path | None, typer.Option(help="Real inputs: a folder of images, or a .npy or .npz file of arrays.")
+    ] = None,
+    preprocess: Annotated[
+        str | None, typer.Option(help='How an image becomes an input: "resize=256 crop=224 mean=...".')
+    ] = None,
+    images: Annotated[int, typer.Option(min=1, help="So many of them at most.")] = 256,
+    max_drop: Annotated[
+        float, typer.Option(help="How much of the agreement with the dense model may go.")
+    ] = 0.005,
+    pattern: Annotated[
+        str, typer.Option(help="auto: each layer's own; or one of unstructured,tilewise,tw1d,tew,2:4,4x1.")
+    ] = "auto",
+    exclude: Annotated[list[str] | None, typer.Option(help="A layer to leave alone; once for each.")] = None,
+    minutes: Annotated[float, typer.Option(help="When no further step is begun.")] = 30.0,
+    state: Annotated[
+        Path | None, typer.Option(help="A folder to keep what is done in; a killed call goes on from there.")
+    ] = None,
+    recipe_out: Annotated[
+        Path | None, typer.Option(help="Write each layer's pattern and share here, for prune --recipe.")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw score over latency into this .png or .svg.")] = None,
+    shape: Shapes = None,
+    dtype: Dtype = None,
+    threads: Threads = None,
+    weights: Weights = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Prune, repair, heal and compile a dense model, and write it.
+
+    Every layer is timed on this machine and its error looked at on real inputs; layers are pruned where that
+    saves most time for the least error. No labels: the score is how often the answers are the dense model's,
+    on inputs that are kept for it. Where it drops too far, less is tried.
+
+    A call has the batch that --shape says, best 16 or more; what is timed is one image.
+
+    Example:  aerogel slim model.onnx -o slim.onnx --calibration photos --preprocess "resize=256 crop=224"
+    """
+    asked = _asked(speedup, sparsity, calibration, max_drop, minutes)
+    with in_words():
+        from aerogel.cli.calibration import read_calls
+        from aerogel.preprocess import Recipe
+        from aerogel.pruning.layers import prunable
+        from aerogel.pruning.slim import slim as slimmed
+
+        assert calibration is not None
+        asked |= {"pattern": pattern if pattern == "auto" else a_pattern(pattern), "dtype": half(dtype)}
+        asked |= {"exclude": exclude or [], "state": state, "progress": False if quiet else None}
+        _places(model, out, recipe_out, plot)
+        how = None if preprocess is None else str(Recipe.parse(preprocess))
+        opened = opened_model(model, shape, threads, weights, False, trains=True)
+        if not any(True for _ in prunable(opened.model)):
+            raise AerogelError(
+                f"'{model}' has no layers to prune: slim takes model.onnx or package.module:build"
+            )
+        names = getattr(opened.model, "input_names", tuple(sizes(shape)))
+        found = slimmed(opened.model, read_calls(calibration, names, opened.call[0], images, how), **asked)
+        _written(found, out, how)
+        if recipe_out is not None:
+            _text(recipe_out, json.dumps({n: list(point) for n, point in found.recipe.items()}, indent=1))
+        if plot is not None:
+            drawn(found, plot)
+    if as_json:
+        typer.echo(json.dumps({"file": str(out), **found.to_dict()}, indent=1))
+    else:
+        typer.echo(f"{in_shell(found.table)}\n\n{printable(str(out))}: written")
+
+
+def _asked(
+    speedup: float | None,
+    sparsity: float | None,
+    calibration: Path | None,
+    max_drop: float,
+    minutes: float,
+) -> dict[str, Any]:
+    """What the flags say, if they go together."""
+    if speedup is not None and sparsity is not None:
+        raise typer.BadParameter("say --speedup or --sparsity, not both")
+    above_zero(speedup, "--speedup")
+    if speedup is not None and speedup <= 1:
+        raise typer.BadParameter(f"--speedup is more than 1, such as 3; not {speedup:g}")
+    if sparsity is not None:
+        share(sparsity, "--sparsity")
+    if not 0 <= max_drop < 1:
+        raise typer.BadParameter(f"--max-drop is between 0 and 1, such as 0.005; not {max_drop:g}")
+    if not 0 < minutes < math.inf:
+        raise typer.BadParameter(f"--minutes is a number above 0 such as 30, not {minutes:g}")
+    if calibration is None:
+        raise typer.BadParameter(
+            "slim looks at real inputs: say --calibration with a folder of images and --preprocess, or with "
+            "a .npz file that has an array for each input"
+        )
+    return {"speedup": speedup, "sparsity": sparsity, "max_drop": max_drop, "budget_minutes": minutes}
+
+
+def _places(model: str, out: Path, recipe_out: Path | None, plot: Path | None) -> None:
+    """Whether everything can be written, before an hour of work."""
+    if out.suffix not in (".onnx", ".aero", ".safetensors") or (
+        out.suffix == ".onnx" and not model.endswith(".onnx")
+    ):
+        raise typer.BadParameter(
+            f"'{printable(str(out))}': -o is an .onnx file from an .onnx file, an .aero file, or the weights "
+            "as .safetensors"
+        )
+    writable(out)
+    if recipe_out is not None:
+        writable(recipe_out, "--recipe-out")
+    if plot is not None:
+        drawable(plot)
+
+
+def _written(found: Any, out: Path, how: str | None) -> None:
+    """The model, in the form that the file's name says."""
+    from aerogel.cli.source import write_weights
+    from aerogel.saved.file import save
+
+    if out.suffix == ".onnx":
+        found.model.save(out)
+    elif out.suffix == ".aero":
+        found.fast.preprocess = how or found.fast.preprocess
+        save(found.fast, out)
+    else:
+        write_weights(state_of(found.model), out)
+
+
+def _text(path: Path, text: str) -> None:
+    from aerogel.disk import write_whole
+
+    try:
+        write_whole(path, text.encode())
+    except OSError as why:
+        raise AerogelError(f"'{path}' cannot be written: {why.strerror or why}") from why
