@@ -52,6 +52,7 @@ BENCHMARKS = (
     "experiments.pooling",
     "experiments.activity",
     "experiments.in_network",
+    "experiments.slim",
     "experiments.lanes",
     "experiments.gpu",
     "experiments.gpu_facts",

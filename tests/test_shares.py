@@ -77,6 +77,7 @@ def test_a_recipe_takes_time_where_error_is_small() -> None:
     assert list(recipe) == ["a"], "b is sensitive, and c is slower pruned"
     assert predicted == pytest.approx(1.3, rel=0.02)
     whole, most = recipe_for(advice, curves, 100.0)
-    assert whole == {"a": ("unstructured", 0.9), "b": ("unstructured", 0.9)}
-    assert most == pytest.approx(310 / 150)
+    assert whole["a"] == ("unstructured", 0.9)
+    assert 0.8 < whole["b"][1] < 0.9, "the last tenth costs more than it is worth"
+    assert most == pytest.approx(310 / 166, rel=0.01)
     assert Advice.from_dict(advice.to_dict()) == advice

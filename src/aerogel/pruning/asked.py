@@ -92,8 +92,8 @@ def _points(sparsity: Any, pattern: str, layers: Iterable[str]) -> dict[str, Poi
         sparsity = sparsity.recipe
         if not sparsity:
             raise InvalidArgument(
-                "the advice has no recipe: ask for a speedup that pruning can give, advise(model, "
-                "args, speedup=1.5)"
+                "there is no recipe: ask for a speedup that pruning can give, advise(model, args, "
+                "speedup=1.5), or let slim() spend more of the score, max_drop=0.02"
             )
     if not isinstance(sparsity, Mapping):
         return dict.fromkeys(layers, (pattern, a_share(sparsity, "sparsity", zero=True)))

@@ -12,6 +12,8 @@ from aerogel.pruning.shares import STEP, Curve, Offer, at, spent
 
 MOST = 0.98
 """Zeros of a layer, at most."""
+LAST = 0.1
+"""Of what all layers can save, this part costs more than it is worth: a goal beyond is out of reach."""
 
 
 def recipe_for(
@@ -21,7 +23,9 @@ def recipe_for(
     to have: less than asked for where the layers do not offer it."""
     slope, rest = line_through(advice.layers, advice.torch_us, advice.model_us)
     offers = [_offers(layer, curves.get(layer.layer, {})) for layer in advice.layers]
-    budget = (advice.torch_us / speedup - rest) / slope
+    dense = sum(layer.dense_us for layer in advice.layers)
+    least = sum(min(us for _, (us, _) in own) for own in offers)
+    budget = max((advice.torch_us / speedup - rest) / slope, least + LAST * (dense - least))
     chosen = spent({i: [offer for _, offer in own] for i, own in enumerate(offers)}, budget)
     points = {
         layer.layer: point
