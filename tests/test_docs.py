@@ -53,6 +53,7 @@ BENCHMARKS = (
     "experiments.activity",
     "experiments.in_network",
     "experiments.slim",
+    "experiments.slim_ocr",
     "experiments.lanes",
     "experiments.gpu",
     "experiments.gpu_facts",

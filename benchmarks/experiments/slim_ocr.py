@@ -1,0 +1,194 @@
+"""Real files without any training code: rapidocr's reader and detector, pruned with rendered text as
+calibration, read by rapidocr itself.
+
+    python -m benchmarks.experiments.slim_ocr reader --json slim_ocr.json
+    python -m benchmarks.experiments.slim_ocr detector --shares 0.5,0.7 --ways magnitude,obs,heal
+
+300 lines of text are rendered (fonts, sizes, positions and noise vary) and read by rapidocr with the file as
+it came; then with the pruned one in its place. `same` is the share of lines whose text is exactly as before.
+`magnitude` is one shot, each layer alike; `obs` is prune(score="obs") with shares by measured error, `heal`
+the same and then label-free healing. `ours` and `onnxruntime` are milliseconds for one input of the usual
+size, one thread, interleaved: the pruned file compiled, and onnxruntime on it. Measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import logging
+import time
+from datetime import date
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image, ImageDraw, ImageFont
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+
+import aerogel
+from aerogel.tune.measure import interleaved
+
+LINES, CALLS, STEPS = 300, 12, 250
+SHAPES = {"reader": (8, 3, 48, 320), "detector": (2, 3, 320, 640)}
+KEYS = {"reader": "Rec.model_path", "detector": "Det.model_path"}
+NAMES = {"reader": "*rec*.onnx", "detector": "*det*.onnx"}
+LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+WAYS = ("magnitude", "obs", "heal")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("part", choices=SHAPES)
+    parser.add_argument("--shares", default="0.3,0.5,0.6,0.7,0.8,0.9")
+    parser.add_argument("--ways", default=",".join(WAYS))
+    parser.add_argument("--lines", type=int, default=LINES)
+    parser.add_argument("--json", type=Path, help="results; what is in it already is not run again")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    logging.getLogger("RapidOCR").setLevel(logging.ERROR)
+    found = json.loads(given.json.read_text()) if given.json and given.json.exists() else []
+    work = Work(given.part, given.lines)
+    for share in map(float, given.shares.split(",")):
+        for way in given.ways.split(","):
+            if any((r["part"], r["way"], r["share"]) == (given.part, way, share) for r in found):
+                continue
+            found.append(work.run(way, share))
+            print(json.dumps(found[-1]), flush=True)
+            if given.json:
+                given.json.write_text(json.dumps(found, indent=1))
+    show([row for row in found if row["part"] == given.part])
+
+
+class Work:
+    """One file: calibration calls, the lines to read, and what the file itself reads."""
+
+    def __init__(self, part: str, lines: int) -> None:
+        self.part, self.folder = part, Path(mkdtemp())
+        origin = find_spec("rapidocr")
+        assert origin is not None
+        assert origin.origin is not None
+        (self.path,) = (Path(origin.origin).parent / "models").glob(NAMES[part])
+        self.dense = aerogel.OnnxModel(self.path, {self._input(): SHAPES[part]})
+        random = np.random.default_rng(1)
+        batch, _, height, width = SHAPES[part]
+        self.calls = [
+            torch.stack([self._pixels(rendered(random, height, width)) for _ in range(batch)])
+            for _ in range(CALLS)
+        ]
+        random = np.random.default_rng(2)
+        self.pages = [np.asarray(rendered(random, 160, 480)) for _ in range(lines)]
+        self.wanted = self._read(self.path)
+        self.pruned: dict[float, nn.Module] = {}
+
+    def run(self, way: str, share: float) -> dict[str, Any]:
+        """One way at one share."""
+        began = time.monotonic()
+        model: Any = self._made(way, share)
+        seconds = time.monotonic() - began
+        out = self.folder / f"{way}-{share}.onnx"
+        finished = aerogel.finalize(copy.deepcopy(model))
+        finished.save(out)  # type: ignore[operator]
+        got = self._read(out)
+        right = sum(a == b for a, b in zip(self.wanted, got, strict=True)) / len(got)
+        ours, theirs = self._times(out)
+        return {
+            "part": self.part,
+            "way": way,
+            "share": share,
+            "same": right,
+            "lines": len(got),
+            "seconds": seconds,
+            "ours_ms": ours,
+            "onnxruntime_ms": theirs,
+            "file": self.path.name,
+            "date": date.today().isoformat(),
+        }
+
+    def _made(self, way: str, share: float) -> nn.Module:
+        if way == "heal":
+            start = self.pruned.get(share) or self._made("obs", share)
+            return aerogel.heal(start, self.calls, teacher=self.dense, steps=STEPS, rate=3e-4, progress=True)
+        model = copy.deepcopy(self.dense)
+        if way == "magnitude":
+            return aerogel.prune(model, share)
+        self.pruned[share] = aerogel.prune(model, share, score="obs", calibration=self.calls, progress=True)
+        return self.pruned[share]
+
+    def _times(self, out: Path) -> tuple[float, float]:
+        """Milliseconds of the compiled file and of onnxruntime."""
+        import onnxruntime
+
+        shape = (1, *SHAPES[self.part][1:])
+        fast = aerogel.compile(out, shapes={self._input(): shape})
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = 1
+        session = onnxruntime.InferenceSession(str(out), options)
+        x = np.random.default_rng(0).random(shape, np.float32)
+        feed = {self._input(): x}
+        ours, theirs = interleaved([lambda: fast.run(None, feed), lambda: session.run(None, feed)], 20)
+        return float(np.median(ours)) / 1e3, float(np.median(theirs)) / 1e3
+
+    def _input(self) -> str:
+        import onnx
+
+        return str(onnx.load(str(self.path), load_external_data=False).graph.input[0].name)
+
+    def _pixels(self, image: Image.Image) -> torch.Tensor:
+        """As rapidocr prepares them: the reader from -1 to 1, the detector likewise."""
+        pixels = torch.from_numpy(np.asarray(image, np.float32)[:, :, ::-1].copy())
+        return pixels.permute(2, 0, 1) / 127.5 - 1
+
+    def _read(self, path: Path) -> list[str]:
+        """What rapidocr reads on each page with this file in its place."""
+        from rapidocr import RapidOCR
+
+        engine: Any = RapidOCR(params={KEYS[self.part]: str(path), "Global.use_cls": False})
+        return [" ".join(engine(page).txts or ()) for page in self.pages]
+
+
+def rendered(random: np.random.Generator, height: int, width: int) -> Image.Image:
+    """A line of made-up text on a page of this size."""
+    import matplotlib
+
+    fonts = sorted((Path(matplotlib.get_data_path()) / "fonts" / "ttf").glob("DejaVu*.ttf"))
+    fonts = [f for f in fonts if "Display" not in f.name]
+    words = [
+        "".join(random.choice(list(LETTERS), random.integers(2, 8))) for _ in range(random.integers(1, 4))
+    ]
+    font = ImageFont.truetype(
+        str(random.choice(np.array(list(map(str, fonts))))), int(random.integers(18, 31))
+    )
+    paper, ink = int(random.integers(200, 256)), int(random.integers(0, 70))
+    image = Image.new("RGB", (width, height), (paper,) * 3)
+    draw = ImageDraw.Draw(image)
+    text = " ".join(words)
+    _, _, right, bottom = draw.textbbox((0, 0), text, font=font)
+    room = max(1, int(width - right - 8)), max(1, int(height - bottom - 4))
+    at = 4 + int(random.integers(room[0])), 2 + int(random.integers(room[1]))
+    draw.text(at, text, (ink,) * 3, font)
+    noise = random.normal(0, float(random.uniform(0, 10)), (height, width, 1))
+    return Image.fromarray(np.clip(np.asarray(image) + noise, 0, 255).astype(np.uint8))
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    table = Table(title=f"rapidocr's {rows[0]['part']} ({rows[0]['file']})" if rows else "nothing")
+    for heading in ("zeros", "way", "same text", "ours, ms", "onnxruntime, ms", "seconds"):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        times = f"{row['ours_ms']:.1f}", f"{row['onnxruntime_ms']:.1f}"
+        table.add_row(
+            f"{row['share']:.0%}", row["way"], f"{row['same']:.1%}", *times, f"{row['seconds']:.0f}"
+        )
+    Console(width=100).print(table)
+
+
+if __name__ == "__main__":
+    main()
