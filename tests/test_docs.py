@@ -54,6 +54,7 @@ BENCHMARKS = (
     "experiments.in_network",
     "experiments.slim",
     "experiments.slim_ocr",
+    "experiments.slim_upscale",
     "experiments.lanes",
     "experiments.gpu",
     "experiments.gpu_facts",
