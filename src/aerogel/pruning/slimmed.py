@@ -68,7 +68,7 @@ class Slimmed:
         """Every step, and which was taken."""
         lines = [
             f"{'':10} {'zeros':>6} {'score':>8} {'drop':>8} {'ms':>9} {'speedup':>8} predicted {'s':>5}",
-            f"{'dense':10} {'':>6} {self.dense_score:8.4f} {'':>8} {self.dense_us / 1e3:9.3f} {1:7.2f}x",
+            f"{'unpruned':10} {'':>6} {self.dense_score:8.4f} {'':>8} {self.dense_us / 1e3:9.3f} {1:7.2f}x",
         ]
         for number, one in enumerate(self.tries):
             said = "" if one.predicted is None else f"{one.predicted:.2f}x"
@@ -93,7 +93,7 @@ class Slimmed:
             "chosen": self.chosen,
             "why": self.why,
             "max_drop": self.max_drop,
-            "dense": {"score": self.dense_score, "us": self.dense_us},
+            "unpruned": {"score": self.dense_score, "us": self.dense_us},
             "tries": [asdict(one) for one in self.tries],
         }
 
@@ -109,7 +109,7 @@ class Slimmed:
         places = [(one.us / 1e3, one.score) for one in self.tries]
         dense = (self.dense_us / 1e3, self.dense_score)
         ax.scatter(*dense, color="black", zorder=3)
-        ax.annotate("dense", dense, xytext=(0, 7), ha="center", **small)
+        ax.annotate("unpruned", dense, xytext=(0, 7), ha="center", **small)
         for number, place in enumerate(places):
             ax.scatter(*place, color="tab:green" if number == self.chosen else "tab:blue", zorder=3)
         if self.chosen is not None:
