@@ -93,7 +93,8 @@ def test_less_is_tried_where_it_was_too_much() -> None:
     slimmed = aerogel.slim(net(), calls(4), sparsity=0.9, evaluate=evaluate, max_drop=0.03, budget_minutes=3)
     assert len(slimmed.tries) > 2
     assert slimmed.chosen is not None
-    assert 0.5 < slimmed.tries[slimmed.chosen].zeros <= 0.631
+    good = [one.zeros for one in slimmed.tries if one.zeros <= 0.63]
+    assert slimmed.tries[slimmed.chosen].zeros == max(good) > 0.5
     assert slimmed.tries[0].zeros == pytest.approx(0.9, abs=0.02)
 
 

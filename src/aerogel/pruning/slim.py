@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -191,6 +192,7 @@ class _Work:
         tries, low, high = list[Try](), 0.0 if by_zeros else 1.0, math.inf
         best: tuple[int, nn.Module, Compiled] | None = None
         asked, why, correction = goal, "", 1.0
+        far = attrgetter("zeros" if by_zeros else "speedup")
         while not why:
             one, model, fast = self._step(len(tries) + 1, asked, advice, known, score, correction)
             tries.append(one)
@@ -198,7 +200,7 @@ class _Work:
                 correction *= max(0.5, min(2.0, one.predicted / one.speedup))
             good = before - one.score <= max_drop
             low, high = (asked, high) if good else (low, min(high, asked))
-            if good and (best is None or one.speedup > tries[best[0]].speedup):
+            if good and (best is None or far(one) > far(tries[best[0]])):
                 best = len(tries) - 1, model, fast
             self.stages.replace("spent", time.monotonic() - self._began)
             why = self._enough(tries, goal, low, high, by_zeros)
