@@ -33,11 +33,10 @@ Taken = Callable[[int, Tensor, Tensor], None]
 
 @dataclass
 class Sums:
-    """Of one layer. `energy` is the sum of the squares of what it should answer."""
+    """Of one layer."""
 
     gram: Tensor
     cross: Tensor
-    energy: Tensor
 
     @staticmethod
     def zeros(module: nn.Module) -> Sums:
@@ -45,14 +44,13 @@ class Sums:
         k, n = filters_first(module, weight).flatten(1).shape
         many = groups(module)
         gram, cross = torch.zeros(many, n, n).double(), torch.zeros(many, k // many, n).double()
-        return Sums(gram, cross, torch.zeros(many, k // many).double())
+        return Sums(gram, cross)
 
     def add(self, x: Tensor, y: Tensor) -> None:
         """Patches (groups x pixels x positions) and answers (pixels x filters)."""
         x, y = x.double(), y.double().reshape(len(y), len(self.gram), -1).transpose(0, 1)
         self.gram += x.mT @ x
         self.cross += y.mT @ x
-        self.energy += y.square().sum(1)
 
 
 class Pick:
@@ -81,8 +79,8 @@ class Pick:
         return found[self.of(number, found.shape[:-1])]
 
 
-def images(call: Call) -> int:
-    """Images of a call."""
+def images(call: Any) -> int:
+    """Images of a call, or of what will be one."""
     return next((t.shape[0] for t in pytree.tree_leaves(call) if isinstance(t, torch.Tensor) and t.dim()), 1)
 
 
@@ -131,24 +129,21 @@ def watched(
             one.remove()
 
 
-def order(model: nn.Module, modules: Mapping[str, nn.Module], call: Call) -> dict[str, int]:
-    """The layers that run, in the order in which they do, and how often each does."""
-    names, found = {module: name for name, module in modules.items()}, dict[str, int]()
+def order(model: nn.Module, modules: Mapping[str, nn.Module], call: Call) -> list[str]:
+    """The layers that run, in the order in which they do."""
+    found: dict[str, None] = {}
 
     def taken(name: str) -> Taken:
-        def count(*_: object) -> None:
-            found[name] = found.get(name, 0) + 1
-
-        return count
+        return lambda *_: found.setdefault(name)
 
     try:
-        watched(model, {module: taken(name) for module, name in names.items()}, [call])
+        watched(model, {module: taken(name) for name, module in modules.items()}, [call])
     except Exception as why:
         raise InvalidArgument(
             f"the model does not run on its first calibration input: {type(why).__name__} {str(why)[:200]}. "
             "A loader of (images, labels) gives images alone as [x for x, _ in loader]."
         ) from why
-    return found
+    return list(found)
 
 
 def targets(

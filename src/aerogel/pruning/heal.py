@@ -15,13 +15,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from aerogel.errors import InvalidArgument
 from aerogel.ir import ceil_div
 from aerogel.progress import Progress, shown
 from aerogel.pruning.distance import Distance, with_zeros
-from aerogel.pruning.gram import inference
+from aerogel.pruning.gram import images, inference
 from aerogel.pruning.held import attached
 from aerogel.pruning.mistakes import a_count, a_module, real, walkable
 from aerogel.pruning.repair import estimate
@@ -83,7 +82,7 @@ def heal(
                 mask = attached(layer)
                 mask.mask &= torch.as_tensor(layer.weight) != 0
             best = _Best(model, distance, held, before)
-            some = islice(calls, min(count, ceil_div(SETTLED, _rows(held[0]))))
+            some = islice(calls, min(count, ceil_div(SETTLED, images(held[0]))))
             estimate(model, [distance.call(sample) for sample in some])
             best.look()
             best.restore()  # statistics only where they bring it nearer
@@ -163,7 +162,7 @@ def _parted(inputs: Iterable[Any]) -> tuple[list[Any], Iterator[Any], int]:
     count = max(len(ahead), length_hint(inputs, 0))
     first = chain(ahead, source)
     held = list(islice(first, 1))
-    while len(held) < count // 4 and sum(map(_rows, held)) < ROWS:
+    while len(held) < count // 4 and sum(map(images, held)) < ROWS:
         held += islice(first, 1)
     apart = count >= ENOUGH
     rest = _endless(first if apart else chain(held, first), inputs, len(held) if apart else 0)
@@ -187,11 +186,6 @@ def _next(calls: Iterator[Any], step: int) -> Any:
             "not a generator; or fewer steps"
         )
     return found
-
-
-def _rows(sample: Any) -> int:
-    """Images of a call."""
-    return max((len(t) for t in pytree.tree_leaves(sample) if isinstance(t, Tensor) and t.dim()), default=1)
 
 
 def _checked(model: nn.Module, teacher: nn.Module, rate: float, dtype: torch.dtype | None) -> None:

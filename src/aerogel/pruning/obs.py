@@ -40,12 +40,6 @@ class Problem(NamedTuple):
         cross = sums.cross + ridge[:, :, None] * dense.double().reshape(sums.cross.shape)
         return Problem(gram, cross, dense.shape)
 
-    def error(self, weight: Tensor, sums: Sums) -> float:
-        """The squared difference to what the layer should answer, as a share of that."""
-        w = weight.double().reshape(self.cross.shape)
-        lost = ((w @ sums.gram) * w).sum() - 2 * (w * sums.cross).sum() + sums.energy.sum()
-        return float(lost / sums.energy.sum().clamp_min(1e-30))
-
 
 def fitted(problem: Problem, kept: Tensor) -> Tensor:
     """Least squares of each row on what is kept of it; zero elsewhere. Filters x positions."""

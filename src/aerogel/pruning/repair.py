@@ -201,7 +201,9 @@ def estimate(model: nn.Module, calls: Sequence[Call]) -> None:
             norm.reset_running_stats()
             norm.momentum = None
             norm.train()
-        for args, kwargs in calls:
-            model(*args, **kwargs)
-        for norm, momentum in zip(norms, momenta, strict=True):
-            norm.momentum = momentum
+        try:
+            for args, kwargs in calls:
+                model(*args, **kwargs)
+        finally:
+            for norm, momentum in zip(norms, momenta, strict=True):
+                norm.momentum = momentum

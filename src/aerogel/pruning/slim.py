@@ -202,7 +202,7 @@ class _Work:
             low, high = (asked, high) if good else (low, min(high, asked))
             if good and (best is None or far(one) > far(tries[best[0]])):
                 best = len(tries) - 1, model, fast
-            self.stages.replace("spent", time.monotonic() - self._began)
+            self.stages.write("spent", time.monotonic() - self._began)
             why = self._enough(tries, goal, low, high, by_zeros)
             asked = goal if high == math.inf else _between(low, high, by_zeros)
         dense_us = float(np.median([one.us * one.speedup for one in tries]))
@@ -286,7 +286,7 @@ class _Work:
             self.line.begin(f"step {number}: pruning", 0.15)
             pruned = self.stages.weights(f"{name}-pruned", lambda: self._pruned(recipe))
             self.line.begin(f"step {number}: healing", 0.3)
-            healed = self.stages.weights(f"{name}-healed", lambda: self._healed(recipe, pruned))
+            healed = self.stages.weights(f"{name}-healed", lambda: self._healed(pruned))
             model.load_state_dict(healed)
         self.line.begin(f"step {number}: compiling", 0.1)
         fast = self._compiled(model)
@@ -324,7 +324,7 @@ class _Work:
             settle(model, self.dense, self._seen)
         return finalize(model).state_dict()
 
-    def _healed(self, recipe: Mapping[str, Point], pruned: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    def _healed(self, pruned: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """The state after healing, as long as there is time for it."""
         if self.train is not None:
             return pruned
@@ -338,7 +338,7 @@ class _Work:
         steps = min(STEPS, int(left / each))
         if steps < FEWEST:
             return pruned
-        samples = [kwargs or args for args, kwargs in self._seen if not (args and kwargs)]
+        samples = [kwargs or args for args, kwargs in self._seen]
         heal(model, samples, teacher=self.dense, steps=steps, progress=False)
         return finalize(model).state_dict()
 

@@ -38,9 +38,9 @@ class Stages:
             return
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            known = self._read("question")
+            known = self.read("question")
             if known is None:
-                self._write("question", question)
+                self.write("question", question)
                 return
         except OSError as why:
             raise AerogelError(f"'{self.folder}' cannot be used for state: {why.strerror or why}") from why
@@ -53,20 +53,12 @@ class Stages:
 
     def once(self, name: str, make: Callable[[], Any]) -> Any:
         """What was made before, or is made now: plain values."""
-        found = self._read(name)
+        found = self.read(name)
         if found is None:
             found = make()
-            self._write(name, found)
+            self.write(name, found)
             found = json.loads(json.dumps(found))
         return found
-
-    def read(self, name: str) -> Any:
-        """A stage that is done, or None."""
-        return self._read(name)
-
-    def replace(self, name: str, found: Any) -> None:
-        """A stage that changes."""
-        self._write(name, found)
 
     def weights(self, name: str, make: Callable[[], Mapping[str, Tensor]]) -> dict[str, Tensor]:
         """The state of a model that was made before, or is made now."""
@@ -81,7 +73,8 @@ class Stages:
             write_whole(path, save(made))
         return made
 
-    def _read(self, name: str) -> Any:
+    def read(self, name: str) -> Any:
+        """A stage that is done, or None."""
         path = None if self.folder is None else self.folder / f"{name}.json"
         if path is None or not path.exists():
             return None
@@ -90,7 +83,8 @@ class Stages:
         except ValueError as why:
             raise InvalidFile(f"'{path}' is damaged; remove it, and slim() makes it again") from why
 
-    def _write(self, name: str, found: Any) -> None:
+    def write(self, name: str, found: Any) -> None:
+        """A stage's plain values, in the place of those it had."""
         if self.folder is not None:
             write_whole(self.folder / f"{name}.json", json.dumps(found, indent=1).encode())
 
