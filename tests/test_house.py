@@ -120,6 +120,17 @@ def test_kernels_of_ours_need_no_torch() -> None:
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
+def test_locks_are_ours() -> None:
+    """Any other that a thread holds over a fork is held in the child for good (aerogel/locks.py). Python
+    3.11's cached_property has one for each class."""
+    for path in SOURCE.rglob("*.py"):
+        if path.name != "locks.py":
+            found = re.findall(
+                r"threading\.(?:R?Lock|Condition|Semaphore)\b|cached_property", path.read_text()
+            )
+            assert not found, (path, found)
+
+
 def test_files_stay_small() -> None:
     for path in [
         *SOURCE.rglob("*.py"),

@@ -98,6 +98,30 @@ assert os.waitpid(child, 0)[1] == 0
     subprocess.run([sys.executable, "-c", script], check=True, timeout=300, cwd=counts.ROOT)
 
 
+def test_a_child_is_not_held_by_a_count_that_its_parent_was_at() -> None:
+    """Another thread counts a weight's zeros while this one forks: the child counts its own."""
+    script = """
+import os, signal, threading, time, numpy as np
+from aerogel.ir.config import Weight
+from aerogel.ir.stats import Stats
+w = np.ones((4, 4, 1, 1), np.float32)
+def slow():
+    begun.set(); time.sleep(3); return w
+begun = threading.Event()
+held, other = Weight(w), Weight(w)
+held.let_go(slow)
+thread = threading.Thread(target=lambda: held.stats)
+thread.start(); begun.wait()
+child = os.fork()
+if child == 0:
+    signal.alarm(20)
+    os._exit(other.stats != Stats.of(w))
+assert os.waitpid(child, 0)[1] == 0
+thread.join()
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=300, cwd=counts.ROOT)
+
+
 def _environments() -> int:
     gc.collect()
     return sum(type(one) is ShapeEnv for one in gc.get_objects())

@@ -6,7 +6,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 
 from aerogel.errors import InvalidArgument, PlanMismatch
 from aerogel.ir.conv import Conv
@@ -76,13 +75,13 @@ class Weight:
         self._array: Array | None = array
         self._packed = dict[Config, Packed]()
         self._unpack: Callable[[], Array] | None = None
+        self._stats: Stats | None = None
 
     @staticmethod
     def of(unpack: Callable[[], Array], stats: Stats) -> Weight:
         """A weight that is not there, with what is known of it; `unpack` gives it."""
         made = Weight.__new__(Weight)
-        made._array, made._packed, made._unpack = None, {}, unpack
-        made.stats = stats
+        made._array, made._packed, made._unpack, made._stats = None, {}, unpack, stats
         return made
 
     @property
@@ -103,9 +102,11 @@ class Weight:
         self._unpack = unpack
         self._array = None
 
-    @cached_property
+    @property
     def stats(self) -> Stats:
-        return Stats.of(self.array)
+        if self._stats is None:
+            self._stats = Stats.of(self.array)
+        return self._stats
 
     def packed(self, pack: Callable[[Array, Conv, Config], Packed], conv: Conv, config: Config) -> Packed:
         if config not in self._packed:

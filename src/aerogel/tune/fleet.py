@@ -19,6 +19,7 @@ from typing import Any
 from aerogel import addresses
 from aerogel.disk import write_whole
 from aerogel.errors import InvalidArgument, printable
+from aerogel.locks import Lock
 
 log = logging.getLogger("aerogel")
 PATIENCE = 3.0
@@ -39,7 +40,7 @@ class Fleet:
         self._fetched: set[Path] = set()
         self._left = PATIENCE
         self._given_up = False
-        self._lock = threading.Lock()
+        self._lock = Lock()
 
     @staticmethod
     def of(url: str) -> Fleet:
