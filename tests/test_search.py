@@ -10,7 +10,7 @@ import pytest
 from aerogel.backends.cpu.lower.arena import Touch, place
 from aerogel.ir import Choice, Config, Conv, Dtypes, Graph, Node, Ref, Timing, Tried
 from aerogel.tune.assign import Costs, assign
-from aerogel.tune.search import by_demand, contenders, keep, pitched, refined, worth
+from aerogel.tune.search import by_demand, contenders, joined, keep, pitched, poolable, refined, worth
 
 RNG = np.random.default_rng(0)
 
@@ -197,3 +197,25 @@ def test_the_running_network_decides() -> None:
     both = [[[10.0], [9.0], [9.5]], [[10.0], [12.0], [9.0]]]
     assert refined(choice, configs, both).config == configs[2], "layers alike decide together"
     assert refined(choice, configs, [[[], [], []]]) == choice, "a layer that does not run there"
+
+
+def test_another_method_may_be_the_one_that_pools() -> None:
+    """Over a whole map the first is faster; in bands, with the pooling, another may be. What was not joined
+    and what is hardly faster changes nothing."""
+    configs = [Config.make("direct"), Config.make("stridepack")]
+    skips, dense = Config.make("actsparse"), Config.make("dense")
+    tried = tuple(Tried(c, Timing.of([float(i)], [9.0])) for i, c in enumerate([*configs, skips, dense], 1))
+    choice = Choice("layer", "conv", Conv.parse("n1c8h8w8k8r1s1u1p0"), configs[0], tried=tried)
+    assert poolable(choice) == configs, "neither dense nor what depends on its input"
+    assert poolable(replace(choice, config=skips)) == [skips]
+    apart = {"conv": [10.0] * 8, "pool": [4.0] * 8}
+
+    def chosen(*together: float, own: str = "pool") -> Choice:
+        return joined(choice, "pool", configs, [apart, *({own: [us] * 8} for us in together)])
+
+    assert (chosen(11, 9).config, chosen(11, 9).pooled) == (configs[1], True)
+    assert "pooling" in chosen(11, 9).reason
+    assert (chosen(9, 8.95).config, chosen(9, 8.95).pooled) == (configs[0], True), "hardly faster"
+    assert chosen(11).config == configs[0], "no time was left for the second"
+    assert chosen(14.5, 15) == choice, "apart is faster"
+    assert chosen(5, 5, own="conv") == choice, "the program did not join them"

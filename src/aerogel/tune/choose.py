@@ -231,13 +231,19 @@ def _joined(
     if not after:
         return choices
     plan = {c.node: c for c in choices}
-    pooled = {node: replace(c, pooled=node in after) for node, c in plan.items()}
+    options = {node: search.poolable(plan[node]) for node in after}
+    plans = [plan]
+    for i in range(max(map(len, options.values()))):
+        own = {node: options[node][min(i, len(options[node]) - 1)] for node in after}
+        plans.append(plan | {node: replace(plan[node], config=own[node], pooled=True) for node in after})
     progress.begin("timing in the running network", 0.05)
-    times = _in_place(backend, network, shapes, [plan, pooled], inputs, effort, progress)
+    times = _in_place(backend, network, shapes, plans, inputs, effort, progress)
     if times is not None and len(times) < 2:
         return choices
     if times is not None:
-        return [search.joined(c, after[c.node], times) if c.node in after else c for c in choices]
+        return [
+            search.joined(c, after[c.node], options[c.node], times) if c.node in after else c for c in choices
+        ]
     nodes = {node.name: node for node in network.graph.nodes}
     found = []
     for choice in choices:

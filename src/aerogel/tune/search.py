@@ -252,14 +252,38 @@ def refined(choice: Choice, configs: Sequence[Config], alike: Sequence[Sequence[
     return replace(choice, config=configs[best], reason=reason, in_network=timing)
 
 
-def joined(choice: Choice, pool: str, times: Sequence[Mapping[str, Sequence[float]]]) -> Choice:
-    """`times` are microseconds of all nodes with convolution and pooling apart [0] and in one kernel [1],
-    which goes by the pool's name; by its own, where the program did not join them."""
-    apart, together = (under.get(choice.node, []) for under in times)
-    if together or pool not in times[0] or pool not in times[1]:
+def poolable(choice: Choice) -> list[Config]:
+    """Configurations that may do the pooling too: the chosen one, and the fastest of each other method. In
+    bands of a few rows another may be faster than the one that is over whole maps."""
+    mine = choice.config
+    if _fixed(mine.method):
+        return [mine]
+    others = (t.config for name, t in choice.fastest().items() if name != mine.method and not _fixed(name))
+    return [mine, *(config for config in others if demands(config) == demands(mine))]
+
+
+def joined(
+    choice: Choice, pool: str, configs: Sequence[Config], times: Sequence[Mapping[str, Sequence[float]]]
+) -> Choice:
+    """`times` are microseconds of all nodes with convolution and pooling apart [0] and in one kernel, by each
+    of `configs` [1:], which goes by the pool's name; by its own, where the program did not join them. The
+    fastest round decides among those, as it does for layers alone (`refined`)."""
+    able = {
+        config: under[pool]
+        for config, under in zip(configs, times[1:], strict=False)
+        if pool in under and not under.get(choice.node)
+    }
+    if not able or pool not in times[0]:
         return choice
-    timing = Timing.of(times[1][pool], [a + b for a, b in zip(apart, times[0][pool], strict=True)])
-    return replace(choice, pooled=True, in_network=timing) if keep(timing) else choice
+    best = min(able, key=lambda config: min(able[config]))
+    if configs[0] in able and min(able[best]) > NEARLY * min(able[configs[0]]):
+        best = configs[0]
+    apart = [a + b for a, b in zip(times[0].get(choice.node, []), times[0][pool], strict=True)]
+    timing = Timing.of(able[best], apart)
+    if not keep(timing):
+        return choice
+    reason = choice.reason if best == configs[0] else "faster than others with the pooling after it"
+    return replace(choice, config=best, reason=reason, pooled=True, in_network=timing)
 
 
 APART = 0.9

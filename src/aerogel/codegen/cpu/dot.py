@@ -38,6 +38,9 @@ SIZES = (
 ARGUMENTS = POINTERS + SIZES
 ENTRY = "dot"
 CHAINS = 4
+AHEAD = 4096
+"""Bytes between a weight that is read and the line that is asked for: a page, since the hardware's own
+prefetching ends where a page does."""
 STEP = 64
 """Weights of a filter are padded to a multiple of this: the widest step of any ISA."""
 
@@ -105,6 +108,9 @@ class _Dot(Sums):
         def step(c: Value, sums: list[Value]) -> list[Value]:
             places = [b.add(c, I64(i * self.lanes)) for i in range(CHAINS)]
             held = ((row, dtype, item), (line, "f32", 4))
+            for p in places[:: max(1, 64 // size)]:
+                later = e.at(row, b.add(b.mul(p, I64(item)), I64(AHEAD)))
+                b.call(self.prefetch, [later, I32(0), I32(3), I32(1)])
             pairs = [
                 [e.vector(e.at(base, b.mul(p, I64(n))), t, "f32", self.lanes) for base, t, n in held]
                 for p in places
