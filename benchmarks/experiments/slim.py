@@ -18,7 +18,7 @@ import argparse
 import copy
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import date
 from functools import partial
 from pathlib import Path
@@ -33,7 +33,7 @@ from torch import nn
 
 import aerogel
 from aerogel.backends import backend_of
-from aerogel.progress import Progress
+from aerogel.progress import shown
 from aerogel.pruning.curves import curves
 from aerogel.pruning.layers import prunable
 from aerogel.pruning.shares import Curve, even
@@ -73,6 +73,26 @@ def main() -> None:
     show(found)
 
 
+class Repair:
+    """prune(score="obs") as it does it, but the layers' curves are measured once for all shares."""
+
+    def __init__(self, dense: nn.Module, calls: list[torch.Tensor], left_out: Sequence[str] = ()) -> None:
+        self.dense, self.calls, self.curves = dense, calls, dict[str, dict[str, Curve]]()
+        self.layers = {name: module for name, module in prunable(dense) if name not in left_out}
+
+    def pruned(self, share: float, pattern: str = "unstructured", progress: bool = False) -> nn.Module:
+        if pattern not in self.curves:
+            calls: Any = [((x,), {}) for x in self.calls]
+            found = curves(self.dense, self.layers, [pattern], calls, shown(progress))
+            self.curves[pattern] = {name: own[pattern] for name, own in found.items()}
+        sizes = {name: int(torch.as_tensor(module.weight).numel()) for name, module in self.layers.items()}
+        points = {
+            name: (pattern, own) for name, own in even(self.curves[pattern], sizes, share, 0.99).items()
+        }
+        model = copy.deepcopy(self.dense)
+        return aerogel.prune(model, points, score="obs", calibration=self.calls, progress=progress)
+
+
 class Seed:
     """One network. What was measured already is in the file of results."""
 
@@ -91,7 +111,7 @@ class Seed:
         random = torch.Generator().manual_seed(seed)
         self.order = torch.randperm(len(data[0]), generator=random)
         self.calls = list(data[0][self.order[:IMAGES]].split(64))
-        self.shares: dict[str, dict[str, Curve]] = {}
+        self.repair = Repair(self.dense, self.calls, LEFT_OUT)
 
     def way(self, name: str, make: Callable[[], nn.Module]) -> nn.Module | None:
         """Make it, look at it, write it down; nothing where that is done."""
@@ -145,17 +165,7 @@ class Seed:
         )
 
     def obs(self, pattern: str, share: float) -> nn.Module:
-        """As prune(score="obs") does it; the layers' curves are measured once for all shares."""
-        layers = {name: module for name, module in prunable(self.dense) if name not in LEFT_OUT}
-        if pattern not in self.shares:
-            calls: Any = [((x,), {}) for x in self.calls]
-            found = curves(self.dense, layers, [pattern], calls, Progress())
-            self.shares[pattern] = {name: own[pattern] for name, own in found.items()}
-        sizes = {name: int(torch.as_tensor(module.weight).numel()) for name, module in layers.items()}
-        points = {
-            name: (pattern, own) for name, own in even(self.shares[pattern], sizes, share, 0.99).items()
-        }
-        return aerogel.prune(copy.deepcopy(self.dense), points, score="obs", calibration=self.calls)
+        return self.repair.pruned(share, pattern)
 
     def healed(self, model: nn.Module) -> nn.Module:
         many = self.data[0][self.order[: STEPS * BATCH]]

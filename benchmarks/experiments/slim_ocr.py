@@ -5,7 +5,8 @@ calibration, read by rapidocr itself.
     python -m benchmarks.experiments.slim_ocr detector --shares 0.5,0.7 --ways magnitude,obs,heal
 
 300 lines of text are rendered (fonts, sizes, positions and noise vary) and read by rapidocr with the file as
-it came; then with the pruned one in its place. `same` is the share of lines whose text is exactly as before.
+it came; then with the pruned one in its place. The reader is given lines, the detector pages with a line
+somewhere. `same` is the share of lines whose text is exactly as before.
 `magnitude` is one shot, each layer alike; `obs` is prune(score="obs") with shares by measured error, `heal`
 the same and then label-free healing. `ours` and `onnxruntime` are milliseconds for one input of the usual
 size, one thread, interleaved: the pruned file compiled, and onnxruntime on it. Measured.
@@ -16,7 +17,6 @@ from __future__ import annotations
 import argparse
 import copy
 import json
-import logging
 import time
 from datetime import date
 from importlib.util import find_spec
@@ -33,9 +33,12 @@ from torch import nn
 
 import aerogel
 from aerogel.tune.measure import interleaved
+from benchmarks.experiments.slim import Repair
 
-LINES, CALLS, STEPS = 300, 12, 250
+LINES, CALLS, HEALED, STEPS = 300, 12, 64, 250
+"""Lines that are read; calls that weights are fitted to, and those that healing learns from; its steps."""
 SHAPES = {"reader": (8, 3, 48, 320), "detector": (2, 3, 320, 640)}
+PAGES = {"reader": (48, 320), "detector": (160, 480)}
 KEYS = {"reader": "Rec.model_path", "detector": "Det.model_path"}
 NAMES = {"reader": "*rec*.onnx", "detector": "*det*.onnx"}
 LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
@@ -53,7 +56,6 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="results; what is in it already is not run again")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    logging.getLogger("RapidOCR").setLevel(logging.ERROR)
     found = json.loads(given.json.read_text()) if given.json and given.json.exists() else []
     work = Work(given.part, given.lines)
     for share in map(float, given.shares.split(",")):
@@ -79,13 +81,14 @@ class Work:
         self.dense = aerogel.OnnxModel(self.path, {self._input(): SHAPES[part]})
         random = np.random.default_rng(1)
         batch, _, height, width = SHAPES[part]
-        self.calls = [
+        self.many = [
             torch.stack([self._pixels(rendered(random, height, width)) for _ in range(batch)])
-            for _ in range(CALLS)
+            for _ in range(HEALED)
         ]
         random = np.random.default_rng(2)
-        self.pages = [np.asarray(rendered(random, 160, 480)) for _ in range(lines)]
+        self.pages = [np.asarray(rendered(random, *PAGES[part])) for _ in range(lines)]
         self.wanted = self._read(self.path)
+        self.repair = Repair(self.dense, self.many[:CALLS])
         self.pruned: dict[float, nn.Module] = {}
 
     def run(self, way: str, share: float) -> dict[str, Any]:
@@ -114,12 +117,12 @@ class Work:
 
     def _made(self, way: str, share: float) -> nn.Module:
         if way == "heal":
-            start = self.pruned.get(share) or self._made("obs", share)
-            return aerogel.heal(start, self.calls, teacher=self.dense, steps=STEPS, rate=3e-4, progress=True)
+            start = copy.deepcopy(self.pruned[share] if share in self.pruned else self._made("obs", share))
+            return aerogel.heal(start, self.many, teacher=self.dense, steps=STEPS, rate=3e-4, progress=True)
         model = copy.deepcopy(self.dense)
         if way == "magnitude":
             return aerogel.prune(model, share)
-        self.pruned[share] = aerogel.prune(model, share, score="obs", calibration=self.calls, progress=True)
+        self.pruned[share] = self.repair.pruned(share, progress=True)
         return self.pruned[share]
 
     def _times(self, out: Path) -> tuple[float, float]:
@@ -150,7 +153,15 @@ class Work:
         """What rapidocr reads on each page with this file in its place."""
         from rapidocr import RapidOCR
 
-        engine: Any = RapidOCR(params={KEYS[self.part]: str(path), "Global.use_cls": False})
+        params = {
+            KEYS[self.part]: str(path),
+            "Global.use_cls": False,
+            "Global.use_det": self.part == "detector",
+            "Global.log_level": "error",
+            "Det.limit_type": "max",
+            "EngineConfig.onnxruntime.intra_op_num_threads": 1,
+        }
+        engine: Any = RapidOCR(params=params)
         return [" ".join(engine(page).txts or ()) for page in self.pages]
 
 
