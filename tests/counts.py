@@ -59,11 +59,12 @@ FULL = {
 neon are for each method, all kinds together."""
 CI = {
     "hostile ONNX": 60,
-    "exact": 1_000,
-    "real": 1_000,
-    "fuzz networks": 100,
+    "exact": 700,
+    "real": 700,
+    "fuzz networks": 80,
     "structural mutants": 1_000,
     "stress, seconds": 20,
+    "faults": 16,
 }
 CI |= {"soak calls": 300, "soak compiles": 8}
 """Where a plain run takes something else than a tenth."""

@@ -32,6 +32,7 @@ from rich.table import Table
 from torch import nn
 
 import aerogel
+from aerogel.ir.target import host
 from aerogel.tune.measure import interleaved
 from benchmarks.experiments.slim import Repair
 
@@ -112,6 +113,7 @@ class Work:
             "ours_ms": ours,
             "onnxruntime_ms": theirs,
             "file": self.path.name,
+            "target": str(host()),
             "date": date.today().isoformat(),
         }
 

@@ -1,0 +1,76 @@
+"""Tables of pruning without labels, and with them: benchmarks/experiments/slim.py, slim_ocr.py,
+slim_upscale.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+WAYS = {"magnitude": "magnitude", "obs": "repaired", "heal": "and healed", "labels": "trained with labels"}
+
+
+def accuracy(result: dict[str, Any]) -> str:
+    """Points of dense, the mean over seeds, and in brackets the wall time of one."""
+    every, dense = result["accuracy"], result["accuracy"]["dense"]
+    points = list(dict.fromkeys(name.partition("-")[2] for name in every if name != "dense"))
+    points.sort(key=lambda p: (p.rpartition("-")[0], int(p.rpartition("-")[2])))
+    lines = [f"| zeros | {' | '.join(WAYS.values())} |", "|---|" + "---|" * len(WAYS)]
+    for point in points:
+        pattern, _, share = point.rpartition("-")
+        cells = []
+        for way in WAYS:
+            name = f"{way}-{point}"
+            spent = float(np.median(list(result["seconds"].get(name, {"": 0}).values())))
+            cells.append(f"{every[name] - dense:+.2f} ({_time(spent)})" if name in every else "")
+        lines.append(f"| {f'{share} % {pattern}'.strip()} | {' | '.join(cells)} |")
+    about = (
+        f"Fashion-MNIST, 1,011,130 weights: points of accuracy beside the dense model's {dense:.2f} %, mean "
+        f"of {result['seeds']} seeds; in brackets the time of one, on one thread of a busy machine. Without "
+        f"labels from {result['images']} images ({result['date']}, `{result['target']}`)."
+    )
+    return "\n".join([*lines, "", about])
+
+
+def text(results: list[dict[str, Any]]) -> str:
+    """rapidocr's two files: lines read as before."""
+    lines = [
+        "| file | zeros | way | same text | aerogel, ms | onnxruntime, ms | seconds |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {r['part']} | {r['share']:.0%} | {WAYS[r['way']]} | {r['same']:.1%} | {r['ours_ms']:.1f} | "
+        f"{r['onnxruntime_ms']:.1f} | {r['seconds']:.0f} |"
+        for r in sorted(results, key=lambda r: (r["part"], r["share"], list(WAYS).index(r["way"])))
+    ]
+    files = " and ".join(sorted({r["file"] for r in results}))
+    about = (
+        f"rapidocr's {files}, {results[0]['lines']} rendered lines "
+        f"({results[-1]['date']}, `{results[-1]['target']}`, one thread)."
+    )
+    return "\n".join([*lines, "", about])
+
+
+def upscaled(results: list[dict[str, Any]]) -> str:
+    """A super-resolution CNN: dB of the dense one."""
+    dense = next(r for r in results if r["way"] == "dense")
+    names = WAYS | {"dense": "dense", "global": "magnitude, all layers together", "magnitude": "magnitude"}
+    lines = [
+        "| zeros | way | PSNR | beside dense | aerogel, ms | onnxruntime, ms | seconds |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {r['share']:.0%} | {names[r['way']]} | {r['psnr']:.2f} dB | {r['psnr'] - dense['psnr']:+.2f} | "
+        f"{r['ours_ms']:.1f} | {r['onnxruntime_ms']:.1f} | {r['seconds']:.0f} |"
+        for r in sorted(results, key=lambda r: (r["share"], list(names).index(r["way"])))
+    ]
+    last = results[-1]
+    about = (
+        "waifu2x's photo model (seven layers), scikit-image's photos at twice their size; times are for "
+        f"128 x 128 pixels ({last['date']}, `{last['target']}`, one thread)."
+    )
+    return "\n".join([*lines, "", about])
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
