@@ -33,11 +33,11 @@ LONG = [*SHAPE, "--calibration", "inputs.npz", "--max-drop", "0.9", "--minutes",
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few points are timed, and nothing is tuned."""
-    from aerogel.pruning import slim as module
+    from aerogel.pruning import slim, steps
 
-    monkeypatch.setattr(module, "SHARES", (0.8,))
-    monkeypatch.setattr(module, "AUTO", ("unstructured",))
-    monkeypatch.setattr(module, "compiled", partial(aerogel.compile, tune="off"))
+    monkeypatch.setattr(slim, "AUTO", ("unstructured",))
+    monkeypatch.setattr(steps, "SHARES", (0.8,))
+    monkeypatch.setattr(steps, "compiled", partial(aerogel.compile, tune="off"))
 
 
 @pytest.fixture
@@ -126,9 +126,9 @@ def test_a_module_as_weights_and_a_table(built: str) -> None:
 
 
 def test_mistakes_before_any_work(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from aerogel.pruning import slim as module
+    from aerogel.pruning import slim
 
-    monkeypatch.setattr(module, "slim", lambda *_, **__: pytest.fail("work"))
+    monkeypatch.setattr(slim, "slim", lambda *_, **__: pytest.fail("work"))
     head, real = ["slim", file, "-o", "out.onnx", *SHAPE], ["--calibration", "inputs.npz"]
     both = ["--speedup", "2", "--sparsity", "0.9"]
     assert "say --speedup or --sparsity, not both" in refused([*head, *both, *real], 2)

@@ -24,7 +24,7 @@ from tests import counts
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """One thread: where others run beside it, two wait for each other. And little healing."""
-    monkeypatch.setattr("aerogel.pruning.slim.STEPS", 20)
+    monkeypatch.setattr("aerogel.pruning.steps.STEPS", 20)
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -121,9 +121,9 @@ def test_a_speedup_is_measured_and_predicted() -> None:
 
 
 KILLED = """
-import sys, torch, aerogel, aerogel.pruning.slim
+import sys, torch, aerogel, aerogel.pruning.steps
 torch.set_num_threads(1)
-aerogel.pruning.slim.STEPS = 20
+aerogel.pruning.steps.STEPS = 20
 from tests.test_slim import calls, net, weights
 slimmed = aerogel.slim(net(), calls(4), sparsity=0.8, max_drop=0.9, budget_minutes=1, state=sys.argv[1])
 print(sum(int((w != 0).flatten().nonzero().sum()) for w in weights(slimmed.model)))

@@ -5,62 +5,37 @@ from __future__ import annotations
 
 import copy
 import math
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from functools import partial
+from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from aerogel.arguments import dtype_of
-from aerogel.compiler import compile as compiled
 from aerogel.errors import InvalidArgument
-from aerogel.progress import Progress, shown
-from aerogel.pruning.advice import Advice, Point
-from aerogel.pruning.advise import ROUNDS, advise
+from aerogel.progress import shown
 from aerogel.pruning.asked import chosen
-from aerogel.pruning.curves import curves
-from aerogel.pruning.gram import inference, order
-from aerogel.pruning.heal import heal
-from aerogel.pruning.held import finalize
+from aerogel.pruning.gram import inference
 from aerogel.pruning.judge import agreement, answers
-from aerogel.pruning.layers import prunable
-from aerogel.pruning.masks import as_block, most
+from aerogel.pruning.masks import as_block
 from aerogel.pruning.mistakes import a_module, a_number, a_score, a_share, a_speedup, real, several
-from aerogel.pruning.offers import MOST, recipe_for
-from aerogel.pruning.repair import calls_of, repair, settle, there
-from aerogel.pruning.schedule import Schedule
-from aerogel.pruning.shares import Curve, even
+from aerogel.pruning.repair import calls_of, there
 from aerogel.pruning.slimmed import Slimmed, Try
 from aerogel.pruning.stages import Stages, digest
-from aerogel.runtime.eager import Call, first_image, runner
+from aerogel.pruning.steps import Score, Steps, Train
+from aerogel.runtime.eager import Call
 from aerogel.runtime.module import Compiled
 from aerogel.runtime.weights import as_weights
-from aerogel.tune.measure import interleaved
 
-SHARES = (0.5, 0.7, 0.8, 0.9, 0.95, MOST)
-"""Of zeros, at which layers are timed."""
 AUTO = ("unstructured", "tilewise")
 """Patterns that each layer may have, where the user leaves it to us."""
 TRIES = 6
 CLOSE = 1.08
 """Between the fastest that is good and the slowest that is not: near enough to stop."""
-STEPS = 250
-"""Of healing, at most."""
-HEALING = 0.5
-"""Of the time left, at most."""
-FEWEST, COST = 10, 8
-"""Steps of healing that are worth beginning, and what one costs in calls of the model."""
 NEAR = 0.97
 """Of the speedup asked for: that is it."""
-Train = Callable[[nn.Module, Callable[..., Schedule]], object]
-Score = Callable[[nn.Module], float]
-Curves = Mapping[str, Mapping[str, Curve]]
 
 
 def slim(
@@ -133,9 +108,9 @@ def slim(
     )
     dense = as_weights(copy.deepcopy(model)).eval()
     with shown(progress) as line:
-        work = _Work(dense, list(layers), calls, kinds, dtype, stages, minutes * 60, train, line)
         score = a_judge(evaluate, dense, calls)
-        return work.run(goal, sparsity is not None, max_drop, score)
+        steps = Steps(dense, list(layers), calls, kinds, dtype, stages, minutes * 60, train, score, line)
+        return _search(steps, goal, sparsity is not None, max_drop)
 
 
 def _goal(speedup: Any, sparsity: Any) -> float:
@@ -168,191 +143,50 @@ def a_judge(evaluate: Callable[[nn.Module], Any] | None, dense: nn.Module, calls
     return score
 
 
-@dataclass
-class _Work:
-    """One call of slim()."""
+def _search(steps: Steps, goal: float, by_zeros: bool, max_drop: float) -> Slimmed:
+    """Steps until the goal is reached or nothing is left to try."""
+    before = float(steps.stages.once("score", lambda: steps.score(steps.dense)))
+    advice = None if by_zeros else steps.advice()
+    known = steps.curves()
+    tries, low, high = list[Try](), 0.0 if by_zeros else 1.0, math.inf
+    best: tuple[int, nn.Module, Compiled] | None = None
+    asked, why, correction = goal, "", 1.0
+    far = attrgetter("zeros" if by_zeros else "speedup")
+    while not why:
+        one, model, fast = steps.step(len(tries) + 1, asked, advice, known, correction)
+        tries.append(one)
+        if one.predicted:
+            correction *= max(0.5, min(2.0, one.predicted / one.speedup))
+        good = before - one.score <= max_drop
+        low, high = (asked, high) if good else (low, min(high, asked))
+        if good and (best is None or far(one) > far(tries[best[0]])):
+            best = len(tries) - 1, model, fast
+        steps.stages.write("spent", steps.spent())
+        why = _enough(steps, tries, goal, low, high, by_zeros)
+        asked = goal if high == math.inf else _between(low, high, by_zeros)
+    dense_us = float(np.median([one.us * one.speedup for one in tries]))
+    if best is None:
+        why += " No step kept the score: the model is dense."
+        fast = steps.compiled(steps.dense)
+        return Slimmed(steps.dense, fast, tuple(tries), None, before, dense_us, max_drop, why)
+    return Slimmed(best[1], best[2], tuple(tries), best[0], before, dense_us, max_drop, why)
 
-    dense: nn.Module
-    layers: list[str]
-    calls: list[Call]
-    patterns: Sequence[str]
-    dtype: Any
-    stages: Stages
-    seconds: float
-    train: Train | None
-    line: Progress
 
-    def run(self, goal: float, by_zeros: bool, max_drop: float, score: Score) -> Slimmed:
-        """Steps until the goal is reached or nothing is left to try."""
-        self._began = time.monotonic() - float(self.stages.read("spent") or 0.0)
-        self._seen = self.calls[: -(len(self.calls) // 4)] if len(self.calls) > 3 else self.calls
-        before = float(self.stages.once("score", lambda: score(self.dense)))
-        advice = None if by_zeros else self._advice()
-        known = self._curves()
-        tries, low, high = list[Try](), 0.0 if by_zeros else 1.0, math.inf
-        best: tuple[int, nn.Module, Compiled] | None = None
-        asked, why, correction = goal, "", 1.0
-        far = attrgetter("zeros" if by_zeros else "speedup")
-        while not why:
-            one, model, fast = self._step(len(tries) + 1, asked, advice, known, score, correction)
-            tries.append(one)
-            if one.predicted:
-                correction *= max(0.5, min(2.0, one.predicted / one.speedup))
-            good = before - one.score <= max_drop
-            low, high = (asked, high) if good else (low, min(high, asked))
-            if good and (best is None or far(one) > far(tries[best[0]])):
-                best = len(tries) - 1, model, fast
-            self.stages.write("spent", time.monotonic() - self._began)
-            why = self._enough(tries, goal, low, high, by_zeros)
-            asked = goal if high == math.inf else _between(low, high, by_zeros)
-        dense_us = float(np.median([one.us * one.speedup for one in tries]))
-        if best is None:
-            why += " No step kept the score: the model is dense."
-            fast = self._compiled(self.dense)
-            return Slimmed(self.dense, fast, tuple(tries), None, before, dense_us, max_drop, why)
-        return Slimmed(best[1], best[2], tuple(tries), best[0], before, dense_us, max_drop, why)
-
-    def _enough(self, tries: Sequence[Try], goal: float, low: float, high: float, by_zeros: bool) -> str:
-        """Why it ends here; "" where it goes on."""
-        last = tries[-1]
-        if high == math.inf:
-            if by_zeros or last.speedup >= NEAR * goal:
-                return "The goal was reached."
-            if len(tries) > 1 and last.recipe == tries[-2].recipe:
-                return "The layers do not offer more speed."
-        elif ((1 - low) / (1 - high) if by_zeros else high / low) < CLOSE:
-            return "More zeros cost more of the score than may go."
-        if len(tries) == TRIES:
-            return f"{TRIES} steps were tried."
-        if time.monotonic() - self._began + max(one.seconds for one in tries) > self.seconds:
-            return "There was no time for another step."
-        return ""
-
-    def _advice(self) -> Advice:
-        self.line.begin("timing layers on this machine", 0.2)
-        args, kwargs = first_image(self.calls[0])
-        shares = [s for s in SHARES if s <= max(map(most, self.patterns))]
-
-        def make() -> Any:
-            found = advise(
-                self.dense,
-                args,
-                kwargs,
-                sparsities=shares,
-                patterns=self.patterns,
-                dtype=self.dtype,
-                progress=False,
-            )
-            return found.to_dict()
-
-        return Advice.from_dict(self.stages.once("advice", make))
-
-    def _curves(self) -> Curves:
-        """What pruning each layer alone does to the answers."""
-        self.line.begin("looking at the layers", 0.2)
-
-        def make() -> Any:
-            modules = {n: m for n, m in prunable(self.dense) if n in self.layers}
-            runs = order(self.dense, modules, self._seen[0])
-            some = {n: modules[n] for n in runs}
-            found = curves(self.dense, some, self.patterns, self._seen, self.line)
-            return {n: {p: sorted(curve.items()) for p, curve in own.items()} for n, own in found.items()}
-
-        said = self.stages.once("curves", make)
-        return {n: {p: {float(s): float(e) for s, e in c} for p, c in own.items()} for n, own in said.items()}
-
-    def _step(
-        self,
-        number: int,
-        goal: float,
-        advice: Advice | None,
-        known: Curves,
-        score: Score,
-        correction: float,
-    ) -> tuple[Try, nn.Module, Compiled]:
-        """A recipe, repair, healing, compiling, judging; or what is left of that."""
-        began, name = time.monotonic(), f"step-{number}"
-
-        def plan() -> Any:
-            if advice is None:
-                return [self._even(goal, known), None]
-            recipe, predicted = recipe_for(advice, known, goal * correction)
-            return [recipe, predicted / correction]
-
-        said, predicted = self.stages.once(f"{name}-recipe", plan)
-        recipe = {layer: (str(p), float(s)) for layer, (p, s) in said.items()}
-        model = copy.deepcopy(self.dense)
-        if recipe:
-            self.line.begin(f"step {number}: pruning", 0.15)
-            pruned = self.stages.weights(f"{name}-pruned", lambda: self._pruned(recipe))
-            self.line.begin(f"step {number}: healing", 0.3)
-            healed = self.stages.weights(f"{name}-healed", lambda: self._healed(pruned))
-            model.load_state_dict(healed)
-        self.line.begin(f"step {number}: compiling", 0.1)
-        fast = self._compiled(model)
-
-        def judged() -> Any:
-            found = [w for n, m in prunable(model) if n in self.layers for w in [torch.as_tensor(m.weight)]]
-            total = sum(w.numel() for w in found)
-            zeros = 1 - sum(int(w.count_nonzero()) for w in found) / total
-            us, speedup = self._timed(fast)
-            seconds = time.monotonic() - began
-            return asdict(Try(goal, predicted, zeros, score(model), speedup, us, seconds, recipe))
-
-        return Try.of(self.stages.once(f"{name}-judged", judged)), model, fast
-
-    def _even(self, goal: float, known: Curves) -> dict[str, Point]:
-        """For a share of zeros: each layer's by its error."""
-        kind = self.patterns[0]
-        sizes = {n: torch.as_tensor(m.weight).numel() for n, m in prunable(self.dense)}
-        shares = even({n: own[kind] for n, own in known.items()}, sizes, goal, min(0.99, most(kind)))
-        return {name: (kind, share) for name, share in shares.items() if share > 0}
-
-    def _pruned(self, recipe: Mapping[str, Point]) -> Mapping[str, Tensor]:
-        """The model's state, pruned: by the user's own training, or repaired."""
-        model = copy.deepcopy(self.dense)
-        if self.train is not None:
-            self.train(model, partial(Schedule, model, recipe))
-            return finalize(model.eval()).state_dict()
-        asked = chosen(model, recipe, "unstructured", "uniform", "obs", ())
-        modules = dict(prunable(self.dense))
-        with torch.no_grad():
-            runs = {
-                name: modules[name] for name in order(self.dense, modules, self._seen[0]) if name in asked
-            }
-            repair(model, self.dense, asked, runs, self._seen, self.line)
-            settle(model, self.dense, self._seen)
-        return finalize(model).state_dict()
-
-    def _healed(self, pruned: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """The state after healing, as long as there is time for it."""
-        if self.train is not None:
-            return pruned
-        model = copy.deepcopy(self.dense)
-        model.load_state_dict(pruned)
-        began = time.monotonic()
-        with inference(model):
-            model(*self._seen[0][0], **self._seen[0][1])
-        each = COST * (time.monotonic() - began)
-        left = HEALING * (self.seconds - (began - self._began))
-        steps = min(STEPS, int(left / each))
-        if steps < FEWEST:
-            return pruned
-        samples = [kwargs or args for args, kwargs in self._seen]
-        heal(model, samples, teacher=self.dense, steps=steps, progress=False)
-        return finalize(model).state_dict()
-
-    def _compiled(self, model: nn.Module) -> Compiled:
-        args, kwargs = first_image(self.calls[0])
-        return compiled(model, args, kwargs, dtype=self.dtype, progress=False)
-
-    def _timed(self, fast: Compiled) -> tuple[float, float]:
-        """Microseconds and speedup over torch, as compile measured them."""
-        if fast.plan.model is not None and fast.speedup is not None:
-            return fast.plan.model.p50_us, fast.speedup
-        call = first_image(self.calls[0])
-        ours, dense = interleaved([runner(fast, call), runner(self.dense, call)], ROUNDS)
-        return float(np.median(ours)), float(np.median(np.divide(dense, ours)))
+def _enough(steps: Steps, tries: Sequence[Try], goal: float, low: float, high: float, by_zeros: bool) -> str:
+    """Why it ends here; "" where it goes on."""
+    last = tries[-1]
+    if high == math.inf:
+        if by_zeros or last.speedup >= NEAR * goal:
+            return "The goal was reached."
+        if len(tries) > 1 and last.recipe == tries[-2].recipe:
+            return "The layers do not offer more speed."
+    elif ((1 - low) / (1 - high) if by_zeros else high / low) < CLOSE:
+        return "More zeros cost more of the score than may go."
+    if len(tries) == TRIES:
+        return f"{TRIES} steps were tried."
+    if steps.spent() + max(one.seconds for one in tries) > steps.seconds:
+        return "There was no time for another step."
+    return ""
 
 
 def _between(low: float, high: float, by_zeros: bool) -> float:

@@ -1,0 +1,197 @@
+"""The steps of slim(): what each needs to know of the layers, and one step from a recipe to a judged model.
+Whatever is done is kept, so that a call that was killed goes on from there."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from aerogel.compiler import compile as compiled
+from aerogel.progress import Progress
+from aerogel.pruning.advice import Advice, Point
+from aerogel.pruning.advise import ROUNDS, advise
+from aerogel.pruning.asked import chosen
+from aerogel.pruning.curves import curves
+from aerogel.pruning.gram import inference, order
+from aerogel.pruning.heal import heal
+from aerogel.pruning.held import finalize
+from aerogel.pruning.layers import prunable
+from aerogel.pruning.masks import most
+from aerogel.pruning.offers import MOST, recipe_for
+from aerogel.pruning.repair import repair, settle
+from aerogel.pruning.schedule import Schedule
+from aerogel.pruning.shares import Curve, even
+from aerogel.pruning.slimmed import Try
+from aerogel.pruning.stages import Stages
+from aerogel.runtime.eager import Call, first_image, runner
+from aerogel.runtime.module import Compiled
+from aerogel.tune.measure import interleaved
+
+SHARES = (0.5, 0.7, 0.8, 0.9, 0.95, MOST)
+"""Of zeros, at which layers are timed."""
+STEPS = 250
+"""Of healing, at most."""
+HEALING = 0.5
+"""Of the time left, at most."""
+FEWEST, COST = 10, 8
+"""Steps of healing that are worth beginning, and what one costs in calls of the model."""
+Train = Callable[[nn.Module, Callable[..., Schedule]], object]
+Score = Callable[[nn.Module], float]
+Curves = Mapping[str, Mapping[str, Curve]]
+
+
+@dataclass
+class Steps:
+    """Of one call of slim(). A quarter of the calls is not looked at, where there are enough."""
+
+    dense: nn.Module
+    layers: list[str]
+    calls: list[Call]
+    patterns: Sequence[str]
+    dtype: Any
+    stages: Stages
+    seconds: float
+    train: Train | None
+    score: Score
+    line: Progress
+
+    def __post_init__(self) -> None:
+        self._began = time.monotonic() - float(self.stages.read("spent") or 0.0)
+        self._seen = self.calls[: -(len(self.calls) // 4)] if len(self.calls) > 3 else self.calls
+
+    def spent(self) -> float:
+        """Seconds, those before a kill among them."""
+        return time.monotonic() - self._began
+
+    def advice(self) -> Advice:
+        self.line.begin("timing layers on this machine", 0.2)
+        args, kwargs = first_image(self.calls[0])
+        shares = [s for s in SHARES if s <= max(map(most, self.patterns))]
+
+        def make() -> Any:
+            found = advise(
+                self.dense,
+                args,
+                kwargs,
+                sparsities=shares,
+                patterns=self.patterns,
+                dtype=self.dtype,
+                progress=False,
+            )
+            return found.to_dict()
+
+        return Advice.from_dict(self.stages.once("advice", make))
+
+    def curves(self) -> Curves:
+        """What pruning each layer alone does to the answers."""
+        self.line.begin("looking at the layers", 0.2)
+
+        def make() -> Any:
+            modules = {n: m for n, m in prunable(self.dense) if n in self.layers}
+            runs = order(self.dense, modules, self._seen[0])
+            some = {n: modules[n] for n in runs}
+            found = curves(self.dense, some, self.patterns, self._seen, self.line)
+            return {n: {p: sorted(curve.items()) for p, curve in own.items()} for n, own in found.items()}
+
+        said = self.stages.once("curves", make)
+        return {n: {p: {float(s): float(e) for s, e in c} for p, c in own.items()} for n, own in said.items()}
+
+    def step(
+        self,
+        number: int,
+        goal: float,
+        advice: Advice | None,
+        known: Curves,
+        correction: float,
+    ) -> tuple[Try, nn.Module, Compiled]:
+        """A recipe, repair, healing, compiling, judging; or what is left of that."""
+        began, name = time.monotonic(), f"step-{number}"
+
+        def plan() -> Any:
+            if advice is None:
+                return [self._even(goal, known), None]
+            recipe, predicted = recipe_for(advice, known, goal * correction)
+            return [recipe, predicted / correction]
+
+        said, predicted = self.stages.once(f"{name}-recipe", plan)
+        recipe = {layer: (str(p), float(s)) for layer, (p, s) in said.items()}
+        model = copy.deepcopy(self.dense)
+        if recipe:
+            self.line.begin(f"step {number}: pruning", 0.15)
+            pruned = self.stages.weights(f"{name}-pruned", lambda: self._pruned(recipe))
+            self.line.begin(f"step {number}: healing", 0.3)
+            healed = self.stages.weights(f"{name}-healed", lambda: self._healed(pruned))
+            model.load_state_dict(healed)
+        self.line.begin(f"step {number}: compiling", 0.1)
+        fast = self.compiled(model)
+
+        def judged() -> Any:
+            found = [w for n, m in prunable(model) if n in self.layers for w in [torch.as_tensor(m.weight)]]
+            total = sum(w.numel() for w in found)
+            zeros = 1 - sum(int(w.count_nonzero()) for w in found) / total
+            us, speedup = self._timed(fast)
+            seconds = time.monotonic() - began
+            return asdict(Try(goal, predicted, zeros, self.score(model), speedup, us, seconds, recipe))
+
+        return Try.of(self.stages.once(f"{name}-judged", judged)), model, fast
+
+    def _even(self, goal: float, known: Curves) -> dict[str, Point]:
+        """For a share of zeros: each layer's by its error."""
+        kind = self.patterns[0]
+        sizes = {n: torch.as_tensor(m.weight).numel() for n, m in prunable(self.dense)}
+        shares = even({n: own[kind] for n, own in known.items()}, sizes, goal, min(0.99, most(kind)))
+        return {name: (kind, share) for name, share in shares.items() if share > 0}
+
+    def _pruned(self, recipe: Mapping[str, Point]) -> Mapping[str, Tensor]:
+        """The model's state, pruned: by the user's own training, or repaired."""
+        model = copy.deepcopy(self.dense)
+        if self.train is not None:
+            self.train(model, partial(Schedule, model, recipe))
+            return finalize(model.eval()).state_dict()
+        asked = chosen(model, recipe, "unstructured", "uniform", "obs", ())
+        modules = dict(prunable(self.dense))
+        with torch.no_grad():
+            runs = {
+                name: modules[name] for name in order(self.dense, modules, self._seen[0]) if name in asked
+            }
+            repair(model, self.dense, asked, runs, self._seen, self.line)
+            settle(model, self.dense, self._seen)
+        return finalize(model).state_dict()
+
+    def _healed(self, pruned: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """The state after healing, as long as there is time for it."""
+        if self.train is not None:
+            return pruned
+        model = copy.deepcopy(self.dense)
+        model.load_state_dict(pruned)
+        began = time.monotonic()
+        with inference(model):
+            model(*self._seen[0][0], **self._seen[0][1])
+        each = COST * (time.monotonic() - began)
+        left = HEALING * (self.seconds - (began - self._began))
+        steps = min(STEPS, int(left / each))
+        if steps < FEWEST:
+            return pruned
+        samples = [kwargs or args for args, kwargs in self._seen]
+        heal(model, samples, teacher=self.dense, steps=steps, progress=False)
+        return finalize(model).state_dict()
+
+    def compiled(self, model: nn.Module) -> Compiled:
+        args, kwargs = first_image(self.calls[0])
+        return compiled(model, args, kwargs, dtype=self.dtype, progress=False)
+
+    def _timed(self, fast: Compiled) -> tuple[float, float]:
+        """Microseconds and speedup over torch, as compile measured them."""
+        if fast.plan.model is not None and fast.speedup is not None:
+            return fast.plan.model.p50_us, fast.speedup
+        call = first_image(self.calls[0])
+        ours, dense = interleaved([runner(fast, call), runner(self.dense, call)], ROUNDS)
+        return float(np.median(ours)), float(np.median(np.divide(dense, ours)))
