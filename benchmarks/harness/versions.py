@@ -6,7 +6,9 @@ r"""Two versions of aerogel beside each other in one run: the same bits, and no 
 
 OLD and NEW are checkouts. `answers` lets OLD compile every architecture (by rule) at 0, 80 and 95 % zeros and
 save it; NEW loads the file, and its outputs must be the same bits. `speed` lets both load the file that OLD
-compiled and calls them in turn; then processes that load it and give their first answer, in turn.
+compiled and calls them in turn; then processes that load it and give their first answer, in turn. With
+`--tune default --own` each compiles the model itself, with an empty store, and is called in turn: what a user
+gains by the new version, and what it costs to compile.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ torch.set_num_threads(int(sys.argv[1]))
 for line in sys.stdin:
     asked = json.loads(line)
     torch.manual_seed(0)
-    began = time.perf_counter()
+    began, cpu = time.perf_counter(), time.process_time()
     if asked["do"] == "save":
         model = models.make(asked["model"]).eval()
         if asked["pattern"]:
@@ -71,18 +73,21 @@ for line in sys.stdin:
         found = torch.utils._pytree.tree_leaves(fast(*args, **kwargs))
         np.savez(asked["file"], *(t.float().numpy() for t in found))
         answer = [str(t.dtype) for t in found]
-    print(json.dumps([time.perf_counter() - began, answer]), flush=True)
+    print(json.dumps([time.perf_counter() - began, answer, time.process_time() - cpu]), flush=True)
 """
 
 
 class Version:
     """A process that speaks for one version."""
 
-    def __init__(self, folder: Path, threads: int) -> None:
+    def __init__(self, folder: Path, threads: int, store: Path | None = None) -> None:
         own = folder.resolve()
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(own / "src"), str(own)])}
+        if store is not None:
+            environment["AEROGEL_CACHE"] = str(store)
         pipe = subprocess.PIPE
         self.answer: Any = None
+        self.cpu = 0.0
         self.began = time.perf_counter()
         self.process = subprocess.Popen(
             [sys.executable, "-W", "ignore", "-c", _CHILD, str(threads)],
@@ -96,7 +101,7 @@ class Version:
         line = self.process.stdout.readline()
         if not line:
             raise SystemExit(f"the process ended at '{do}' {more}")
-        spent, self.answer = json.loads(line)
+        spent, self.answer, self.cpu = json.loads(line)
         return float(spent)
 
     def close(self) -> None:
@@ -160,6 +165,36 @@ def speed(given: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
     return [row]
 
 
+def own(given: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
+    """Each version's own choices, and the CPU seconds of making them."""
+    name, pattern, calls = given.pattern.stem.partition("-")[0], str(given.pattern.resolve()), list[float]()
+    old, new = (
+        Version(tree, given.threads, folder / which)
+        for which, tree in (("old", given.old), ("new", given.new))
+    )
+    seconds = []
+    for version in (old, new):
+        file = str(folder / "model.aero")
+        version.ask("save", model=name, sparsity=0, pattern=pattern, tune=given.tune, file=file)
+        seconds.append(version.cpu)
+        version.ask("call", model=name, times=5)
+    for _ in range(given.rounds):
+        spent = [version.ask("call", model=name, times=3) for version in (old, new)]
+        calls.append(spent[0] / spent[1])
+    old.close()
+    new.close()
+    row: dict[str, Any] = {
+        "kind": "versions own",
+        "pattern": given.pattern.stem,
+        "threads": given.threads,
+        "call": [round(float(q), 4) for q in np.quantile(calls, [0.25, 0.5, 0.75])],
+        "compile, CPU s": [round(s, 1) for s in seconds],
+    }
+    print(f"new is {row['call'][1]:.3f} times as fast as old (quartiles {row['call']})")
+    print(f"compiling took {seconds[1] / seconds[0]:.2f} times the CPU seconds ({row['compile, CPU s']})")
+    return [row]
+
+
 def main() -> None:
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
@@ -173,9 +208,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--starts", type=int, default=8, help="processes of each that load and answer once")
     parser.add_argument("--json", type=Path, help="append the rows there")
+    parser.add_argument("--own", action="store_true", help="speed: each compiles the model itself")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        rows = (answers if given.what == "answers" else speed)(given, Path(folder))
+        run = answers if given.what == "answers" else own if given.own else speed
+        rows = run(given, Path(folder))
     if given.json:
         with given.json.open("a") as file:
             file.writelines(json.dumps({**row, "machine": machine()}) + "\n" for row in rows)
