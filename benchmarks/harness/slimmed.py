@@ -39,8 +39,8 @@ def text(results: list[dict[str, Any]]) -> str:
         "|---|---|---|---|---|---|---|",
     ]
     lines += [
-        f"| {r['part']} | {r['share']:.0%} | {WAYS[r['way']]} | {r['same']:.1%} | {r['ours_ms']:.1f} | "
-        f"{r['onnxruntime_ms']:.1f} | {r['seconds']:.0f} |"
+        f"| {r['part']} | {r['share']:.0%} | {WAYS[r['way']]} | {r['same']:.1%} | "
+        f"{_ms(r['ours_ms'])} | {_ms(r['onnxruntime_ms'])} | {r['seconds']:.0f} |"
         for r in sorted(results, key=lambda r: (r["part"], r["share"], list(WAYS).index(r["way"])))
     ]
     files = " and ".join(sorted({r["file"] for r in results}))
@@ -70,6 +70,10 @@ def upscaled(results: list[dict[str, Any]]) -> str:
         f"128 x 128 pixels ({last['date']}, `{last['target']}`, one thread)."
     )
     return "\n".join([*lines, "", about])
+
+
+def _ms(given: float | None) -> str:
+    return "" if given is None else f"{given:.1f}"
 
 
 def _time(seconds: float) -> str:

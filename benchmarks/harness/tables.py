@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.experiments.activity import summary
-from benchmarks.harness import chart, scaled
+from benchmarks.harness import chart, scaled, slimmed
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -329,6 +329,7 @@ TABLES: dict[str, Callable[[Any], str]] = {
     "engines": scaled.engines, "fashion": agreement,
     "fashion_mnist": pruned, "tilewise": tilewise, "blockgemm": blockgemm, "actsparse": actsparse,
     "pooling": pooling, "activity": activity, "gpu_facts": gpu_facts, "gpu_model": gpu_model,
+    "slim": slimmed.accuracy, "slim_ocr": slimmed.text, "slim_upscale": slimmed.upscaled,
 }  # fmt: skip
 
 
@@ -350,7 +351,10 @@ def written(readme: str) -> str:
     return readme
 
 
-PAGES = (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("benchmarks", "gpu", "scale")))
+PAGES = (
+    ROOT / "README.md",
+    *(ROOT / "docs" / f"{name}.md" for name in ("benchmarks", "gpu", "scale", "guides/slim")),
+)
 
 if __name__ == "__main__":
     for path in PAGES:
