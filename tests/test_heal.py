@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import prune as torchs
+from torch.utils.data import DataLoader
 
 import aerogel
 from aerogel import AerogelError
@@ -211,7 +213,8 @@ def test_few_calls_and_single_images() -> None:
     aerogel.heal(student, [images(1)], teacher=small, steps=5, progress=False)
 
 
-def test_what_is_wrong_is_said() -> None:
+def test_what_is_wrong_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aerogel.pruning.heal.KEPT", 0)  # else a generator's calls are kept
     teacher, model = pruned()
     pairs = [(x, torch.zeros(16)) for x in CALLS]
     other = nn.Sequential(*net()[:8], nn.Linear(128, 12))
@@ -236,3 +239,15 @@ def test_what_is_wrong_is_said() -> None:
         with pytest.raises(AerogelError, match=says):
             aerogel.heal(given, **({"inputs": CALLS, "teacher": teacher, "progress": False} | options))
     assert all("parametrizations" not in key for key in dense.state_dict()), "looked at before it was masked"
+
+
+def test_what_is_held_out_is_not_learned_from() -> None:
+    """A loader that shuffles gives other calls first on each walk."""
+    from aerogel.pruning.heal import _parted
+
+    random = torch.Generator().manual_seed(0)
+    numbers: Any = range(64)
+    loader: Any = DataLoader(numbers, batch_size=4, shuffle=True, generator=random)
+    held, calls, _ = _parted(loader)
+    learned = {int(i) for call in islice(calls, 60) for i in call}
+    assert learned == set(range(64)) - {int(i) for call in held for i in call}

@@ -7,9 +7,11 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
+from torch.nn.utils import parametrize
 
 from aerogel.errors import InvalidArgument
 from aerogel.pruning.advice import Point
+from aerogel.pruning.held import Mask
 from aerogel.pruning.layers import prunable
 from aerogel.pruning.masks import Shares, as_block, masks, most
 from aerogel.pruning.mistakes import a_module, a_share, no_layer
@@ -83,7 +85,32 @@ def chosen(
     lazy = [name for name, one in wanted.items() if isinstance(one.module.weight, UninitializedParameter)]
     if lazy:
         raise InvalidArgument(f"'{lazy[0]}' has no weight yet: call the model once on an example first")
+    for name, one in wanted.items():
+        why = computed(one.module, score)
+        if why:
+            raise InvalidArgument(f"'{name}' {why}")
     return wanted
+
+
+def computed(module: nn.Module, score: str) -> str:
+    """Why a layer whose weight is computed from others cannot be pruned; "" where it can."""
+    weight: Any = module.weight
+    if weight.is_meta:
+        return "has no weight yet, the model is on the meta device: load its weights first"
+    if not parametrize.is_parametrized(module, "weight"):
+        if "weight" in module._parameters:
+            return ""
+        return (
+            "computes its weight by a hook (torch.nn.utils.prune, or an old weight_norm): make it plain "
+            "first, torch.nn.utils.prune.remove(layer, 'weight')"
+        )
+    held: Any = module.parametrizations
+    if score in ("obs", "taylor") and not all(isinstance(one, Mask) for one in held["weight"]):
+        return (
+            f"computes its weight (weight_norm, or another parametrization), and score '{score}' has to "
+            "change it: torch.nn.utils.parametrize.remove_parametrizations(layer, 'weight') first"
+        )
+    return ""
 
 
 def _points(sparsity: Any, pattern: str, layers: Iterable[str]) -> dict[str, Point]:

@@ -19,13 +19,15 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from aerogel.errors import InvalidArgument
-from aerogel.pruning.layers import columns, filters_first, groups, results, windows
+from aerogel.pruning.layers import columns, filters_first, groups, owned_once, results, windows
 from aerogel.runtime.eager import Call
 
 PIXELS, EACH = 1 << 14, 16
 """Pixels that are picked in all, and of each image at least."""
 MOST_BYTES = 384 << 20
 """Sums that are held at once."""
+LOOKED_AT, ROUNDING = 64, 0.02
+"""Pixels by which a layer's answer is compared to a product, and how far it may be off: bf16 rounds so."""
 
 Taken = Callable[[int, Tensor, Tensor], None]
 """Called with the number of the call, what a layer was given, and what it answered."""
@@ -51,6 +53,15 @@ class Sums:
         x, y = x.double(), y.double().reshape(len(y), len(self.gram), -1).transpose(0, 1)
         self.gram += x.mT @ x
         self.cross += y.mT @ x
+
+    def checked(self, name: str) -> Sums:
+        """Themselves, where they are numbers."""
+        if self.gram.isfinite().all() and self.cross.isfinite().all():
+            return self
+        raise InvalidArgument(
+            f"'{name}' is given, or answers, NaN or infinity on calibration: take such inputs away, or prune "
+            "the model in float32"
+        )
 
 
 class Pick:
@@ -90,29 +101,39 @@ class _Enough(BaseException):
 
 @contextmanager
 def inference(model: nn.Module) -> Iterator[None]:
-    """The model in eval mode; afterwards as it was."""
+    """The model in eval mode, each call on copies of its inputs, which some models change; afterwards as it
+    was."""
     modes = {module: module.training for module in model.modules()}
+    hook = model.register_forward_pre_hook(_copied, with_kwargs=True)
     try:
         with torch.no_grad():
             model.eval()
             yield
     finally:
+        hook.remove()
         for module, mode in modes.items():
             module.training = mode
 
 
+def _copied(_: nn.Module, args: Any, kwargs: Any) -> Any:
+    return pytree.tree_map_only(Tensor, Tensor.clone, (args, kwargs))
+
+
 def watched(
-    model: nn.Module, takers: Mapping[nn.Module, Taken], calls: Iterable[Call], last: int | None = None
+    model: nn.Module,
+    takers: Mapping[nn.Module, Taken],
+    calls: Iterable[Call],
+    last: Sequence[int] | None = None,
 ) -> None:
-    """Run the model on the calls and show takers what their layers are given and answer; after `last` of
-    them in a call, it is stopped."""
+    """Run the model on the calls and show takers what their layers are given and answer; after the `last` of
+    a call, that call is stopped."""
     seen = now = 0
 
     def hook(module: nn.Module, args: Any, kwargs: Any, y: Tensor) -> None:
         nonlocal seen
         takers[module](now, args[0] if args else kwargs["input"], y)
         seen += 1
-        if seen == last:
+        if last is not None and seen == last[now]:
             raise _Enough
 
     hooks = [module.register_forward_hook(hook, with_kwargs=True) for module in takers]
@@ -130,43 +151,72 @@ def watched(
 
 
 def order(model: nn.Module, modules: Mapping[str, nn.Module], call: Call) -> list[str]:
-    """The layers that run, in the order in which they do."""
-    found: dict[str, None] = {}
+    """The layers that run, in the order in which they do, and that can be fitted: their answer is their
+    weight times their windows, and the weight is theirs alone."""
+    found: dict[str, bool] = {}
 
-    def taken(name: str) -> Taken:
-        return lambda *_: found.setdefault(name)
+    def taken(name: str, module: nn.Module) -> Taken:
+        def look(_: int, x: Tensor, y: Tensor) -> None:
+            found[name] = found.get(name, True) and _is_product(module, x, y)
+
+        return look
 
     try:
-        watched(model, {module: taken(name) for name, module in modules.items()}, [call])
+        watched(model, {module: taken(name, module) for name, module in modules.items()}, [call])
     except Exception as why:
         raise InvalidArgument(
             f"the model does not run on its first calibration input: {type(why).__name__} {str(why)[:200]}. "
             "A loader of (images, labels) gives images alone as [x for x, _ in loader]."
         ) from why
-    return list(found)
+    return [name for name, fits in found.items() if fits and owned_once(model, modules[name])]
+
+
+def _is_product(module: nn.Module, x: Tensor, y: Tensor) -> bool:
+    """Whether a layer's answer is its weight times its windows: a subclass may pad or scale by itself."""
+    if not isinstance(y, Tensor) or 0 in y.shape:
+        return False
+    weight: Any = module.weight
+    seen, found = windows(module, x.detach()), results(module, y.detach())
+    pixels = seen.shape[: seen.dim() - weight.dim() + 1]
+    if pixels != found.shape[:-1]:
+        return False
+    some = torch.unravel_index(torch.linspace(0, pixels.numel() - 1, LOOKED_AT).long(), pixels)
+    patches, rows = columns(module, seen[some]).float(), found[some].float()
+    matrix = (
+        filters_first(module, weight.detach()).flatten(1).float().reshape(len(patches), -1, patches.shape[2])
+    )
+    made = (patches @ matrix.mT).transpose(0, 1).reshape(rows.shape)
+    if not rows.isfinite().all():
+        return True  # whoever adds them up says so
+    return bool((made - rows).norm() <= ROUNDING * (rows.norm() + made.norm() + 1e-30))
 
 
 def targets(
     dense: nn.Module, modules: Mapping[str, nn.Module], calls: Sequence[Call]
-) -> dict[str, list[Tensor]]:
-    """What each layer of the dense network answers at the picked pixels, call by call."""
-    pick, found = Pick(calls), {name: list[Tensor]() for name in modules}
+) -> dict[str, list[list[Tensor]]]:
+    """What each layer of the dense network answers at the picked pixels: [layer][call], each time it runs."""
+    pick, found = Pick(calls), {name: [list[Tensor]() for _ in calls] for name in modules}
 
     def taken(name: str, module: nn.Module) -> Taken:
-        return lambda number, _, y: found[name].append(pick.answers(module, number, y))
+        return lambda number, _, y: found[name][number].append(pick.answers(module, number, y))
 
     watched(dense, {module: taken(name, module) for name, module in modules.items()}, calls)
     return found
 
 
-def gathered(model: nn.Module, module: nn.Module, wanted: Sequence[Tensor], calls: Sequence[Call]) -> Sums:
-    """The sums of a layer: what it is given in the model as it is now, and what it should answer."""
-    pick, sums, left = Pick(calls), Sums.zeros(module), iter(wanted)
+def gathered(
+    model: nn.Module, module: nn.Module, wanted: Sequence[Sequence[Tensor]], calls: Sequence[Call]
+) -> Sums:
+    """The sums of a layer: what it is given in the model as it is now, and what it should answer, [call][time
+    it runs]. Where the pruned model takes other ways than the dense one did, there is nothing to fit to."""
+    pick, sums, left = Pick(calls), Sums.zeros(module), [iter(own) for own in wanted]
 
     def taken(number: int, x: Tensor, _: Tensor) -> None:
-        sums.add(pick.patches(module, number, x), next(left))
+        patches, answers = pick.patches(module, number, x), next(left[number], None)
+        if answers is not None and len(answers) == patches.shape[1]:
+            sums.add(patches, answers)
 
-    watched(model, {module: taken}, calls, len(wanted) // len(calls))
+    watched(model, {module: taken}, calls, [len(own) for own in wanted])
     return sums
 
 
@@ -181,7 +231,7 @@ def own(dense: nn.Module, modules: Mapping[str, nn.Module], calls: Sequence[Call
         return add
 
     watched(dense, {module: taken(found[name], module) for name, module in modules.items()}, calls)
-    return found
+    return {name: sums.checked(name) for name, sums in found.items()}
 
 
 def parts(modules: Mapping[str, nn.Module]) -> Iterator[dict[str, nn.Module]]:

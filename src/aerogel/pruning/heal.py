@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from aerogel.errors import InvalidArgument
 from aerogel.ir import ceil_div
@@ -29,6 +30,8 @@ LOOKS, PATIENCE = 10, 3
 """How often held out calls are looked at, and after how many looks without gain it is enough."""
 ENOUGH, ROWS = 8, 256
 """Calls from which on some are held out; rows (images) that are, in at most a quarter of the calls."""
+KEPT = 256 << 20
+"""Bytes of calls that are kept for later walks."""
 SETTLED = 1024
 """Rows over which statistics of batch norm are taken."""
 
@@ -48,7 +51,8 @@ def heal(
     Needs inputs, no labels. Every zero stays zero: layers that have any are masked, as `prune` would;
     `finalize` takes masks off. A few calls are held out, and of all states seen the one nearest to the
     teacher on those is kept, the first among them: the model never gets worse by that measure. The same
-    inputs give the same weights.
+    inputs give the same weights. Calls are kept for later walks, so that a loader that shuffles does not give
+    what is held out; from 256 MB on it is walked anew.
 
     Example:
         >>> import copy
@@ -170,8 +174,19 @@ def _parted(inputs: Iterable[Any]) -> tuple[list[Any], Iterator[Any], int]:
 
 
 def _endless(first: Iterator[Any], inputs: Iterable[Any], skipped: int) -> Iterator[Any]:
-    """The rest of the first walk, then walk after walk without the calls that are held out."""
-    walk = first
+    """The rest of the first walk, then that again and again: a loader that shuffles would give what is held
+    out. More than can be kept is walked anew."""
+    kept, size = list[Any](), 0
+    for call in first:
+        size += sum(t.nbytes for t in pytree.tree_leaves(call) if isinstance(t, Tensor))
+        if size <= KEPT:
+            kept.append(call)
+        else:
+            kept.clear()
+        yield call
+    while kept:
+        yield from kept
+    walk: Iterator[Any] = islice(iter(inputs), skipped, None)
     while (call := next(walk, None)) is not None:
         yield call
         yield from walk

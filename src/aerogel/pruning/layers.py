@@ -21,9 +21,10 @@ LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear, *TRANSPOSED)
 
 def prunable(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Layers with weights, by name; a wrapper's own name (DistributedDataParallel) is left out."""
+    wrapped = [name for name, _ in model.named_children()] == ["module"]
     for name, module in model.named_modules():
         if isinstance(module, LAYERS):
-            yield name.removeprefix("module."), module
+            yield name.removeprefix("module.") if wrapped else name, module
 
 
 def groups(module: nn.Module) -> int:
@@ -62,11 +63,17 @@ def under(module: nn.Module) -> Tensor:
     return found
 
 
+def owned_once(model: nn.Module, module: nn.Module) -> bool:
+    """Whether no other module of the model has the layer's weight too, as a tied embedding has."""
+    mine = under(module)
+    return sum(p is mine for m in model.modules() for p in m._parameters.values()) == 1
+
+
 def windows(module: nn.Module, x: Tensor) -> Tensor:
     """What each pixel of the output is made of: a view, images x pixels in each dimension x channels x
     kernel."""
     if isinstance(module, nn.Linear):
-        return x.reshape(-1, x.shape[-1])
+        return x if x.dim() > 1 else x[None]
     layer: Any = module
     rank = len(layer.kernel_size)
     x = x if x.dim() == rank + 2 else x.unsqueeze(0)
@@ -107,7 +114,7 @@ def results(module: nn.Module, y: Tensor) -> Tensor:
     """A layer's answer without its bias, pixels last but one: images x pixels in each dimension x filters."""
     held: Any = module
     if isinstance(module, nn.Linear):
-        y = y.reshape(-1, y.shape[-1])
+        y = y if y.dim() > 1 else y[None]
     else:
         rank = len(held.kernel_size)
         y = (y if y.dim() == rank + 2 else y.unsqueeze(0)).movedim(1, -1)

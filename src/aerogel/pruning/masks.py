@@ -110,7 +110,7 @@ def _least(score: Tensor, size: Tensor, share: float) -> Tensor:
 def _smallest(score: Tensor, count: int) -> Tensor:
     """What is left without the `count` smallest, of equal ones the first: as sorting would give it, in linear
     time."""
-    flat = score.reshape(-1)
+    flat = score.reshape(-1).nan_to_num(nan=math.inf, posinf=math.inf)
     kept = torch.ones(flat.numel(), dtype=torch.bool)
     if count:
         edge = flat.kthvalue(count).values
@@ -125,16 +125,16 @@ def blocks(taps: Mapping[str, Tensor], shares: Shares, n: int, m: int) -> dict[s
     kept = least(
         {name: (_sums(score, n, m) / sizes[name], sizes[name]) for name, score in taps.items()}, shares
     )
-    return {
-        name: mask.repeat_interleave(n, 0).repeat_interleave(m, 2)[
-            : taps[name].shape[0], :, : taps[name].shape[2]
-        ]
-        for name, mask in kept.items()
-    }
+    found = {}
+    for name, mask in kept.items():
+        k, _, c = taps[name].shape
+        found[name] = mask.repeat_interleave(min(n, k), 0).repeat_interleave(min(m, c), 2)[:k, :, :c]
+    return found
 
 
 def _sums(score: Tensor, n: int, m: int) -> Tensor:
     k, t, c = score.shape
+    n, m = max(1, min(n, k)), max(1, min(m, c))
     padded = torch.nn.functional.pad(score, (0, -c % m, 0, 0, 0, -k % n))
     return padded.reshape(ceil_div(k, n), n, t, ceil_div(c, m), m).sum((1, 4))
 

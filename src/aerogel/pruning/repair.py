@@ -20,7 +20,7 @@ from aerogel.pruning.curves import curves
 from aerogel.pruning.gram import gathered, images, inference, order, own, parts, targets
 from aerogel.pruning.held import attached, mark
 from aerogel.pruning.judge import answers, distance
-from aerogel.pruning.layers import as_weight, filters_first, under
+from aerogel.pruning.layers import as_weight, filters_first, owned_once, prunable, under
 from aerogel.pruning.masks import most
 from aerogel.pruning.shares import even
 from aerogel.runtime.eager import Call
@@ -64,10 +64,10 @@ def _call(one: Any) -> Call:
 
 
 def there(model: nn.Module, calls: Iterable[Call]) -> list[Call]:
-    """The calls on the model's device."""
+    """The calls on the model's device; those without an image are left out."""
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     moved = [pytree.tree_map_only(Tensor, lambda t: t.detach().to(device), call) for call in calls]
-    return [(args, kwargs) for args, kwargs in moved]
+    return [(args, kwargs) for args, kwargs in moved if images((args, kwargs))]
 
 
 def repaired(
@@ -78,28 +78,50 @@ def repaired(
     given: Sequence[Call],
     progress: Progress,
 ) -> nn.Module:
-    """The model pruned by what its layers are given, in place."""
+    """The model pruned by what its layers are given, in place. The work is done on a copy: what fails in the
+    middle leaves the model as it was."""
     with torch.no_grad():
         calls = there(model, given)
-        dense = as_weights(copy.deepcopy(model))
-        modules = dict(dense.named_modules())
-        dense_of = {name: modules.get(name) or modules[f"module.{name}"] for name in asked}
-        runs = order(dense, dense_of, calls[0])
-        progress.begin("looking at the layers", 0.5 if scope == "error" else 0.0)
-        asked = shared(asked, {name: dense_of[name] for name in runs}, dense, scope, calls, progress)
-        progress.begin("pruning", 0.5 if scope == "error" else 1.0)
-        if score == "obs":
-            repair(model, dense, asked, {name: dense_of[name] for name in runs}, calls, progress)
-        elif score == "wanda":
-            _wanda(asked, {name: dense_of[name] for name in runs}, dense, calls)
-        for name in [name for name in asked if score == "magnitude" or name not in runs]:
-            module = asked[name].module
-            _by_size({name: asked[name]}, {name: filters_first(module, _weight(module).abs())})
-        settle(model, dense, calls)
+        work = copy.deepcopy(model)
+        _pruned(work, _of(work, asked), scope, score, calls, progress)
+        for one in asked.values():
+            attached(one.module)
+        model.load_state_dict(work.state_dict())
     return model
 
 
-def shared(
+def _of(copied: nn.Module, asked: Mapping[str, Asked]) -> dict[str, Asked]:
+    """The same of a copy's layers."""
+    own = dict(prunable(copied))
+    return {name: one._replace(module=own[name]) for name, one in asked.items()}
+
+
+def _pruned(
+    model: nn.Module,
+    asked: Mapping[str, Asked],
+    scope: str,
+    score: str,
+    calls: Sequence[Call],
+    progress: Progress,
+) -> None:
+    dense = as_weights(copy.deepcopy(model))
+    modules = dict(prunable(dense))
+    runs = order(dense, {name: modules[name] for name in asked}, calls[0])
+    able = {name: modules[name] for name in runs if owned_once(model, asked[name].module)}
+    progress.begin("looking at the layers", 0.5 if scope == "error" else 0.0)
+    asked = spread(asked, able, dense, scope, calls, progress)
+    progress.begin("pruning", 0.5 if scope == "error" else 1.0)
+    if score == "obs":
+        repair(model, dense, asked, able, calls, progress)
+    elif score == "wanda":
+        _wanda(asked, able, dense, calls)
+    for name in [name for name in asked if score == "magnitude" or name not in able]:
+        module = asked[name].module
+        _by_size({name: asked[name]}, {name: filters_first(module, _weight(module).abs())})
+    settle(model, dense, calls)
+
+
+def spread(
     asked: Mapping[str, Asked],
     modules: Mapping[str, nn.Module],
     dense: nn.Module,
@@ -138,7 +160,7 @@ def repair(
             number += 1
             progress.step("layer", number, len(modules), name)
             one = asked[name]
-            sums = gathered(model, one.module, wanted.pop(name), calls)
+            sums = gathered(model, one.module, wanted.pop(name), calls).checked(name)
             dense_weight = filters_first(part[name], _weight(part[name]))
             problem = obs.Problem.of(sums, dense_weight)
             del sums
@@ -176,34 +198,58 @@ def _weight(module: nn.Module) -> Tensor:
 def settle(model: nn.Module, dense: nn.Module, calls: Sequence[Call]) -> None:
     """Batch norm estimated again, if that brings the answers nearer to the dense network's: layers that were
     fitted to its means may have them already."""
-    state = {name: value.clone() for name, value in model.state_dict().items()}
+    norms = _norms(model)
+    kept = _statistics(norms)
     some = calls[: max(1, SEEN // max(1, images(calls[0])))]
     with inference(model), inference(dense):
         wanted = answers(dense, some)
         before = distance(wanted, answers(model, some))
         estimate(model, calls)
         if distance(wanted, answers(model, some)) > before:
-            model.load_state_dict(state)
+            _put_back(norms, kept)
 
 
 def estimate(model: nn.Module, calls: Sequence[Call]) -> None:
-    """Means and variances of batch norm again, as the pruned network has them: the mean over all calls."""
-    norms = [
-        m
-        for m in model.modules()
-        if isinstance(m, _BatchNorm) and m.track_running_stats and m.running_mean is not None
-    ]
+    """Means and variances of batch norm again, as the pruned network has them: over all images. What no call
+    reaches keeps its own, and so does everything where a call fails."""
+    norms = _norms(model)
     if not norms or sum(map(images, calls)) < FEWEST * len(calls):
         return
+    kept, momenta, seen = _statistics(norms), [norm.momentum for norm in norms], 0
     with inference(model):
-        momenta = [norm.momentum for norm in norms]
         for norm in norms:
             norm.reset_running_stats()
-            norm.momentum = None
             norm.train()
         try:
             for args, kwargs in calls:
+                many = images((args, kwargs))
+                if many < 2:
+                    continue  # has no variance where a layer has one pixel
+                seen += many
+                for norm in norms:
+                    norm.momentum = many / seen
                 model(*args, **kwargs)
+        except BaseException:
+            _put_back(norms, kept)
+            raise
         finally:
             for norm, momentum in zip(norms, momenta, strict=True):
                 norm.momentum = momentum
+    idle = [i for i, norm in enumerate(norms) if not norm.num_batches_tracked]
+    _put_back([norms[i] for i in idle], [kept[i] for i in idle])
+
+
+def _norms(model: nn.Module) -> list[_BatchNorm]:
+    """Batch norm with statistics of its own."""
+    every = (m for m in model.modules() if isinstance(m, _BatchNorm))
+    return [m for m in every if m.track_running_stats and m.running_mean is not None]
+
+
+def _statistics(norms: Sequence[_BatchNorm]) -> list[list[Tensor]]:
+    return [[buffer.clone() for buffer in norm.buffers(recurse=False)] for norm in norms]
+
+
+def _put_back(norms: Sequence[_BatchNorm], kept: Sequence[Sequence[Tensor]]) -> None:
+    for norm, values in zip(norms, kept, strict=True):
+        for buffer, value in zip(norm.buffers(recurse=False), values, strict=True):
+            buffer.copy_(value)

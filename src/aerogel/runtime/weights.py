@@ -44,7 +44,12 @@ def bake(module: nn.Module) -> None:
     """Parametrized weights become plain ones. Not by torch's own remove_parametrizations: that takes the
     property from a class which copies of the module share."""
     held: Any = module.parametrizations
-    values = {name: nn.Parameter(getattr(module, name).detach().clone()) for name in held}
+    values = {
+        name: nn.Parameter(
+            getattr(module, name).detach().clone(), any(p.requires_grad for p in held[name].parameters())
+        )
+        for name in held
+    }
     del module.parametrizations
     module.__class__ = type(module).__mro__[1]
     for name, value in values.items():
