@@ -82,7 +82,7 @@ class Work:
         if way == "dense":
             return self.dense
         if way in ("magnitude", "global"):
-            scope = "global" if way == "global" else "layer"
+            scope = "global" if way == "global" else "uniform"
             return aerogel.prune(copy.deepcopy(self.dense), share, scope=scope)
         if share not in self.repaired:
             self.repaired[share] = self.repair.pruned(share, progress=True)
@@ -192,8 +192,9 @@ def show(rows: list[dict[str, Any]]) -> None:
     table = Table(title="waifu2x's photo model, scikit-image's photos, one thread")
     for heading in ("zeros", "way", "PSNR, dB", "of dense", "ours, ms", "onnxruntime, ms", "seconds"):
         table.add_column(heading, justify="right")
-    for one in rows:
-        numbers = f"{one['psnr']:.2f}", f"{one['psnr'] - rows[0]['psnr']:+.2f}"
+    dense = next(one["psnr"] for one in rows if one["way"] == "dense")
+    for one in sorted(rows, key=lambda one: float(one["share"])):
+        numbers = f"{one['psnr']:.2f}", f"{one['psnr'] - dense:+.2f}"
         spent = f"{one['ours_ms']:.1f}", f"{one['onnxruntime_ms']:.1f}", f"{one['seconds']:.0f}"
         table.add_row(f"{one['share']:.0%}", one["way"], *numbers, *spent)
     Console(width=100).print(table)
