@@ -166,12 +166,60 @@ def test_state_of_another_question_is_refused(tmp_path: Path) -> None:
         Stages(tmp_path).read("curves")
     with pytest.raises(AerogelError, match="damaged; remove it"):
         Stages(tmp_path).weights("step-1", dict)
-    model, one = net(), calls(1)
-    first = digest(model, [((one[0],), {})])
+
+
+def test_a_question_is_known_by_what_it_holds() -> None:
+    """The weights, what is made of them, and the inputs call by call; rounding is not another answer."""
+    model, one = net(), calls(1)[0]
+
+    def of(*given: Tensor) -> dict[str, Any]:
+        return digest(model, [((x,), {}) for x in given])
+
+    first = of(one)
+    assert {**first, "network": 0} == {**of(one.clone()), "network": 0}
+    others = [of(one + 1), of(one[:8], one[8:]), of(one.reshape(16, 3, 16, 64))]
+    assert first["inputs"] not in [other["inputs"] for other in others]
+    model[1] = nn.Tanh()
+    assert of(one)["model"] != first["model"]
+    model[1] = nn.ReLU()
+    assert of(one)["model"] == first["model"]
     with torch.no_grad():
         weights(model)[0][0, 0, 0, 0] += 1e-6
-    second = digest(model, [((one[0] + 1,), {})])
-    assert all(first[name] != second[name] for name in first)
+    assert of(one)["model"] != first["model"]
+
+
+def test_the_same_weights_in_another_network(tmp_path: Path) -> None:
+    """It is seen in the answers where nothing else shows it."""
+
+    class Net(nn.Module):
+        def __init__(self, slope: float) -> None:
+            super().__init__()
+            self.body, self.slope = net(), slope
+
+        def forward(self, x: Tensor) -> Any:
+            return F.leaky_relu(self.body(x), self.slope)
+
+    def begin(model: nn.Module) -> None:
+        Stages(tmp_path).begin(digest(model, [((calls(1)[0],), {})]))
+
+    begin(Net(0.1))
+    begin(Net(0.1 + 1e-7))
+    with pytest.raises(AerogelError, match="with another network"):
+        begin(Net(0.2))
+
+
+def test_the_score_of_another_judge_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aerogel.pruning.slim._search", lambda *_: None)
+
+    def slim(**more: Any) -> None:
+        aerogel.slim(net(), calls(1), sparsity=0.5, state=tmp_path, **more)
+
+    slim()
+    slim(budget_minutes=1)
+    with pytest.raises(AerogelError, match="another evaluate: say state="):
+        slim(evaluate=lambda model: 0.5)
+    with pytest.raises(AerogelError, match="another goal: say state="):
+        slim(max_drop=0.8)
 
 
 @pytest.mark.parametrize(
@@ -186,6 +234,7 @@ def test_state_of_another_question_is_refused(tmp_path: Path) -> None:
         ({"pattern": "2 of 4"}, "pattern is"),
         ({"exclude": ["none"]}, "is no convolution"),
         ({"inputs": []}, "empty"),
+        ({"inputs": [torch.randn(2, 4, 8, 8)]}, "does not run on its first calibration input"),
     ],
 )
 def test_mistakes(given: dict[str, Any], said: str) -> None:

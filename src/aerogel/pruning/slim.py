@@ -17,7 +17,7 @@ from aerogel.arguments import dtype_of
 from aerogel.errors import InvalidArgument
 from aerogel.progress import shown
 from aerogel.pruning.asked import chosen
-from aerogel.pruning.gram import inference
+from aerogel.pruning.gram import inference, order
 from aerogel.pruning.judge import agreement, answers
 from aerogel.pruning.masks import as_block
 from aerogel.pruning.mistakes import a_module, a_number, a_score, a_share, a_speedup, real, several
@@ -92,25 +92,24 @@ def slim(
     minutes = real(budget_minutes)
     if not 0 < minutes < math.inf:
         raise InvalidArgument(f"budget_minutes is a number of minutes such as 30, not {budget_minutes!r}")
-    a_share(max_drop, "max_drop", zero=True)
+    most_lost = a_share(max_drop, "max_drop", zero=True)
     a_score(evaluate)
     if train is not None and not callable(train):
         raise InvalidArgument("train is a function of the model and a maker of its Schedule")
     left_out = several(exclude, "exclude", "exclude=['head']")
     layers = chosen(a_module(model, "slim"), 0.0, kinds[0], "uniform", "magnitude", left_out)
     calls = there(model, calls_of(inputs, "slim()"))
-    stages = Stages(state)
-    stages.begin(
-        {
-            **digest(model, calls),
-            "goal": [speedup, sparsity, pattern, str(dtype_of(dtype)), left_out, train is not None],
-        }
-    )
     dense = as_weights(copy.deepcopy(model)).eval()
+    order(dense, {}, calls[0])  # what does not run is said before any work
+    stages = Stages(state)
+    if state is not None:
+        asked = [goal, sparsity is None, most_lost, pattern, str(dtype_of(dtype)), left_out]
+        said = {"goal": asked, "evaluate": _named(evaluate), "train": _named(train)}
+        stages.begin({**digest(dense, calls), **said})
     with shown(progress) as line:
         score = a_judge(evaluate, dense, calls)
         steps = Steps(dense, list(layers), calls, kinds, dtype, stages, minutes * 60, train, score, line)
-        return _search(steps, goal, sparsity is not None, max_drop)
+        return _search(steps, goal, sparsity is not None, most_lost)
 
 
 def _goal(speedup: Any, sparsity: Any) -> float:
@@ -125,6 +124,11 @@ def _goal(speedup: Any, sparsity: Any) -> float:
             f"speedup is how many times as fast the model shall be, more than 1; not {goal}"
         )
     return goal
+
+
+def _named(function: Any) -> str | None:
+    """What a function is called in its source: all that a later run can compare."""
+    return None if function is None else str(getattr(function, "__qualname__", type(function).__qualname__))
 
 
 def a_judge(evaluate: Callable[[nn.Module], Any] | None, dense: nn.Module, calls: Sequence[Call]) -> Score:
