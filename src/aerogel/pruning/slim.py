@@ -18,7 +18,7 @@ from aerogel.errors import InvalidArgument
 from aerogel.progress import shown
 from aerogel.pruning.asked import chosen
 from aerogel.pruning.gram import inference, order
-from aerogel.pruning.judge import agreement, answers
+from aerogel.pruning.judge import agreement, answers, with_floats
 from aerogel.pruning.masks import as_block
 from aerogel.pruning.mistakes import a_module, a_number, a_score, a_share, a_speedup, real, several
 from aerogel.pruning.repair import calls_of, there
@@ -101,6 +101,9 @@ def slim(
     calls = there(model, calls_of(inputs, "slim()"))
     dense = as_weights(copy.deepcopy(model)).eval()
     order(dense, {}, calls[0])  # what does not run is said before any work
+    if train is None:
+        with inference(dense):
+            with_floats(answers(dense, calls[:1]))
     stages = Stages(state)
     if state is not None:
         asked = [goal, sparsity is None, most_lost, pattern, str(dtype_of(dtype)), left_out]

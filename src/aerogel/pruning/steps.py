@@ -98,7 +98,8 @@ class Steps:
             modules = {n: m for n, m in prunable(self.dense) if n in self.layers}
             runs = order(self.dense, modules, self._seen[0])
             some = {n: modules[n] for n in runs}
-            found = curves(self.dense, some, self.patterns, self._seen, self.line)
+            whole = self.train is not None
+            found = curves(self.dense, some, self.patterns, self._seen, self.line, whole=whole)
             return {n: {p: sorted(curve.items()) for p, curve in own.items()} for n, own in found.items()}
 
         said = self.stages.once("curves", make)
