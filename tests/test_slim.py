@@ -18,6 +18,7 @@ from torch.nn import functional as F
 import aerogel
 from aerogel import AerogelError
 from aerogel.pruning.stages import Stages, digest
+from aerogel.pruning.steps import Steps
 from tests import counts
 
 
@@ -118,6 +119,33 @@ def test_a_speedup_is_measured_and_predicted() -> None:
     last = slimmed.tries[slimmed.chosen]
     assert last.predicted is not None
     assert last.speedup >= 1.0
+
+
+class Half(nn.Module):
+    """Of its two layers one runs, which has nine weights in a row: of the last one no four are whole."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.runs, self.idle = nn.Linear(9, 16), nn.Linear(9, 16)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.runs(x)
+
+
+@pytest.mark.parametrize(
+    ("asked", "why"),
+    [
+        ({"sparsity": 0.4}, "The goal was reached."),
+        ({"sparsity": 0.5, "pattern": "2:4"}, "The layers have 44.4% zeros, less than the 50.0% asked for."),
+    ],
+)
+def test_a_goal_is_reached_only_where_it_is(
+    asked: dict[str, Any], why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Steps, "compiled", lambda _, model: model)
+    monkeypatch.setattr(Steps, "_timed", lambda *_: (1.0, 1.0))
+    assert aerogel.slim(Half(), [torch.randn(8, 9)], max_drop=0.99, budget_minutes=0.01, **asked).why == why
 
 
 KILLED = """
@@ -232,6 +260,7 @@ def test_the_score_of_another_judge_is_not_taken(tmp_path: Path, monkeypatch: py
         ({"evaluate": 3}, "evaluate is a function"),
         ({"train": 3}, "train is a function"),
         ({"pattern": "2 of 4"}, "pattern is"),
+        ({"pattern": "2:4", "sparsity": 0.9}, "2:4 has 50% zeros at most, not 90%"),
         ({"exclude": ["none"]}, "is no convolution"),
         ({"inputs": []}, "empty"),
         ({"inputs": [torch.randn(2, 4, 8, 8)]}, "does not run on its first calibration input"),

@@ -35,7 +35,7 @@ TRIES = 6
 CLOSE = 1.08
 """Between the fastest that is good and the slowest that is not: near enough to stop."""
 NEAR = 0.97
-"""Of the speedup asked for: that is it."""
+"""Of the speedup or the zeros asked for: that is it."""
 
 
 def slim(
@@ -70,7 +70,7 @@ def slim(
         inputs: Calls on real inputs, some hundred images in batches: a list of tensors, of tuples of
             arguments or of dicts of them. No labels. The first one's first image is what is timed.
         speedup: How many times as fast as torch, measured; 3 if neither this nor `sparsity` is given.
-        sparsity: In its place: the share of zeros in all layers together.
+        sparsity: In its place: the share of zeros in all layers that run together.
         max_drop: How much of the score may go.
         evaluate: A function of the model that gives a number, higher when better. Without one the score is
             how often the largest answer is the dense model's, or how near answers are, on a quarter of
@@ -97,7 +97,8 @@ def slim(
     if train is not None and not callable(train):
         raise InvalidArgument("train is a function of the model and a maker of its Schedule")
     left_out = several(exclude, "exclude", "exclude=['head']")
-    layers = chosen(a_module(model, "slim"), 0.0, kinds[0], "uniform", "magnitude", left_out)
+    share = 0.0 if sparsity is None else goal
+    layers = chosen(a_module(model, "slim"), share, kinds[0], "uniform", "magnitude", left_out)
     calls = there(model, calls_of(inputs, "slim()"))
     dense = as_weights(copy.deepcopy(model)).eval()
     order(dense, {}, calls[0])  # what does not run is said before any work
@@ -183,8 +184,10 @@ def _enough(steps: Steps, tries: Sequence[Try], goal: float, low: float, high: f
     """Why it ends here; "" where it goes on."""
     last = tries[-1]
     if high == math.inf:
-        if by_zeros or last.speedup >= NEAR * goal:
+        if (last.zeros if by_zeros else last.speedup) >= NEAR * goal:
             return "The goal was reached."
+        if by_zeros:
+            return f"The layers have {last.zeros:.1%} zeros, less than the {goal:.1%} asked for."
         if len(tries) > 1 and last.recipe == tries[-2].recipe:
             return "The layers do not offer more speed."
     elif ((1 - low) / (1 - high) if by_zeros else high / low) < CLOSE:

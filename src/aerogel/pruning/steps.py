@@ -135,9 +135,8 @@ class Steps:
         fast = self.compiled(model)
 
         def judged() -> Any:
-            found = [w for n, m in prunable(model) if n in self.layers for w in [torch.as_tensor(m.weight)]]
-            total = sum(w.numel() for w in found)
-            zeros = 1 - sum(int(w.count_nonzero()) for w in found) / total
+            found = [torch.as_tensor(m.weight) for n, m in prunable(model) if n in known]
+            zeros = sum(int((w == 0).sum()) for w in found) / max(1, sum(w.numel() for w in found))
             us, speedup = self._timed(fast)
             seconds = time.monotonic() - began
             return asdict(Try(goal, predicted, zeros, self.score(model), speedup, us, seconds, recipe))
