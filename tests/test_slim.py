@@ -101,12 +101,14 @@ def test_less_is_tried_where_it_was_too_much() -> None:
 
 def test_a_training_of_ones_own() -> None:
     def train(model: nn.Module, schedule: Any) -> None:
+        assert model.training
         steps = schedule(steps=4, every=1)
         for _ in range(4):
             steps.step()
 
     slimmed = aerogel.slim(net(), calls(4), sparsity=0.5, max_drop=0.9, train=train, budget_minutes=1)
     assert slimmed.tries[0].zeros == pytest.approx(0.5, abs=0.02)
+    assert not any(module.training for module in slimmed.model.modules())
     kept = weights(slimmed.model)[1]
     assert torch.equal(kept[kept != 0], weights(net())[1][kept != 0]), "no repair behind its back"
 

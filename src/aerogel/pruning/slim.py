@@ -79,7 +79,8 @@ def slim(
         dtype: As for `compile`.
         budget_minutes: When no further step is begun, and what healing fits into.
         train: Your own training in place of repair and healing: `train(model, schedule)` trains the model;
-            `schedule(steps=1000)` makes the `Schedule` whose `step()` it calls.
+            `schedule(steps=1000)` makes the `Schedule` whose `step()` it calls. The model is in train mode
+            then, and in eval mode again when it is judged.
         exclude: Layers to leave alone.
         state: A folder to keep what is done in. A call that was killed goes on from there, given the same
             arguments.

@@ -154,7 +154,7 @@ class Steps:
         """The model's state, pruned: by the user's own training, or repaired."""
         model = copy.deepcopy(self.dense)
         if self.train is not None:
-            self.train(model, partial(Schedule, model, recipe))
+            self.train(model.train(), partial(Schedule, model, recipe))
             return finalize(model.eval()).state_dict()
         asked = chosen(model, recipe, "unstructured", "uniform", "obs", ())
         modules = dict(prunable(self.dense))
