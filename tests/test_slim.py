@@ -252,6 +252,14 @@ def test_the_score_of_another_judge_is_not_taken(tmp_path: Path, monkeypatch: py
         slim(max_drop=0.8)
 
 
+def test_only_patterns_that_are_chosen_from_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[Any] = []
+    monkeypatch.setattr("aerogel.pruning.slim._search", lambda steps, *_: looked.append(steps.patterns))
+    for asked in ({"sparsity": 0.5}, {"speedup": 2}, {"sparsity": 0.5, "pattern": "4x1"}):
+        aerogel.slim(net(), calls(1), **asked)
+    assert looked == [("unstructured",), ("unstructured", "tilewise"), ("4x1",)]
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [

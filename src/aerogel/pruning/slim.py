@@ -30,7 +30,7 @@ from aerogel.runtime.module import Compiled
 from aerogel.runtime.weights import as_weights
 
 AUTO = ("unstructured", "tilewise")
-"""Patterns that each layer may have, where the user leaves it to us."""
+"""Patterns that each layer may have, where the user leaves it to us; the first where only zeros count."""
 TRIES = 6
 CLOSE = 1.08
 """Between the fastest that is good and the slowest that is not: near enough to stop."""
@@ -75,7 +75,8 @@ def slim(
         evaluate: A function of the model that gives a number, higher when better. Without one the score is
             how often the largest answer is the dense model's, or how near answers are, on a quarter of
             `inputs` that is kept for it.
-        pattern: One pattern of `prune`, or "auto": each layer's is chosen by time and error.
+        pattern: One pattern of `prune`, or "auto": each layer's is chosen by time and error; with `sparsity`
+            there are no times to choose by, and all are "unstructured".
         dtype: As for `compile`.
         budget_minutes: When no further step is begun, and what healing fits into.
         train: Your own training in place of repair and healing: `train(model, schedule)` trains the model;
@@ -87,7 +88,7 @@ def slim(
         progress: False shows no progress, True also where nobody seems to look.
     """
     goal = _goal(speedup, sparsity)
-    kinds = AUTO if pattern == "auto" else (pattern,)
+    kinds = AUTO[: None if sparsity is None else 1] if pattern == "auto" else (pattern,)
     for kind in kinds:
         as_block(kind)
     minutes = real(budget_minutes)
