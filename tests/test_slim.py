@@ -18,6 +18,7 @@ from torch.nn import functional as F
 import aerogel
 from aerogel import AerogelError
 from aerogel.pruning.stages import Stages, digest
+from aerogel.pruning.steps import Steps
 from tests import counts
 
 
@@ -100,12 +101,14 @@ def test_less_is_tried_where_it_was_too_much() -> None:
 
 def test_a_training_of_ones_own() -> None:
     def train(model: nn.Module, schedule: Any) -> None:
+        assert model.training
         steps = schedule(steps=4, every=1)
         for _ in range(4):
             steps.step()
 
     slimmed = aerogel.slim(net(), calls(4), sparsity=0.5, max_drop=0.9, train=train, budget_minutes=1)
     assert slimmed.tries[0].zeros == pytest.approx(0.5, abs=0.02)
+    assert not any(module.training for module in slimmed.model.modules())
     kept = weights(slimmed.model)[1]
     assert torch.equal(kept[kept != 0], weights(net())[1][kept != 0]), "no repair behind its back"
 
@@ -118,6 +121,33 @@ def test_a_speedup_is_measured_and_predicted() -> None:
     last = slimmed.tries[slimmed.chosen]
     assert last.predicted is not None
     assert last.speedup >= 1.0
+
+
+class Half(nn.Module):
+    """Of its two layers one runs, which has nine weights in a row: of the last one no four are whole."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.runs, self.idle = nn.Linear(9, 16), nn.Linear(9, 16)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.runs(x)
+
+
+@pytest.mark.parametrize(
+    ("asked", "why"),
+    [
+        ({"sparsity": 0.4}, "The goal was reached."),
+        ({"sparsity": 0.5, "pattern": "2:4"}, "The layers have 44.4% zeros, less than the 50.0% asked for."),
+    ],
+)
+def test_a_goal_is_reached_only_where_it_is(
+    asked: dict[str, Any], why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Steps, "compiled", lambda _, model: model)
+    monkeypatch.setattr(Steps, "_timed", lambda *_: (1.0, 1.0))
+    assert aerogel.slim(Half(), [torch.randn(8, 9)], max_drop=0.99, budget_minutes=0.01, **asked).why == why
 
 
 KILLED = """
@@ -166,12 +196,68 @@ def test_state_of_another_question_is_refused(tmp_path: Path) -> None:
         Stages(tmp_path).read("curves")
     with pytest.raises(AerogelError, match="damaged; remove it"):
         Stages(tmp_path).weights("step-1", dict)
-    model, one = net(), calls(1)
-    first = digest(model, [((one[0],), {})])
+
+
+def test_a_question_is_known_by_what_it_holds() -> None:
+    """The weights, what is made of them, and the inputs call by call; rounding is not another answer."""
+    model, one = net(), calls(1)[0]
+
+    def of(*given: Tensor) -> dict[str, Any]:
+        return digest(model, [((x,), {}) for x in given])
+
+    first = of(one)
+    assert {**first, "network": 0} == {**of(one.clone()), "network": 0}
+    others = [of(one + 1), of(one[:8], one[8:]), of(one.reshape(16, 3, 16, 64))]
+    assert first["inputs"] not in [other["inputs"] for other in others]
+    model[1] = nn.Tanh()
+    assert of(one)["model"] != first["model"]
+    model[1] = nn.ReLU()
+    assert of(one)["model"] == first["model"]
     with torch.no_grad():
         weights(model)[0][0, 0, 0, 0] += 1e-6
-    second = digest(model, [((one[0] + 1,), {})])
-    assert all(first[name] != second[name] for name in first)
+    assert of(one)["model"] != first["model"]
+
+
+def test_the_same_weights_in_another_network(tmp_path: Path) -> None:
+    """It is seen in the answers where nothing else shows it."""
+
+    class Net(nn.Module):
+        def __init__(self, slope: float) -> None:
+            super().__init__()
+            self.body, self.slope = net(), slope
+
+        def forward(self, x: Tensor) -> Any:
+            return F.leaky_relu(self.body(x), self.slope)
+
+    def begin(model: nn.Module) -> None:
+        Stages(tmp_path).begin(digest(model, [((calls(1)[0],), {})]))
+
+    begin(Net(0.1))
+    begin(Net(0.1 + 1e-7))
+    with pytest.raises(AerogelError, match="with another network"):
+        begin(Net(0.2))
+
+
+def test_the_score_of_another_judge_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aerogel.pruning.slim._search", lambda *_: None)
+
+    def slim(**more: Any) -> None:
+        aerogel.slim(net(), calls(1), sparsity=0.5, state=tmp_path, **more)
+
+    slim()
+    slim(budget_minutes=1)
+    with pytest.raises(AerogelError, match="another evaluate: say state="):
+        slim(evaluate=lambda model: 0.5)
+    with pytest.raises(AerogelError, match="another goal: say state="):
+        slim(max_drop=0.8)
+
+
+def test_only_patterns_that_are_chosen_from_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[Any] = []
+    monkeypatch.setattr("aerogel.pruning.slim._search", lambda steps, *_: looked.append(steps.patterns))
+    for asked in ({"sparsity": 0.5}, {"speedup": 2}, {"sparsity": 0.5, "pattern": "4x1"}):
+        aerogel.slim(net(), calls(1), **asked)
+    assert looked == [("unstructured",), ("unstructured", "tilewise"), ("4x1",)]
 
 
 @pytest.mark.parametrize(
@@ -184,8 +270,10 @@ def test_state_of_another_question_is_refused(tmp_path: Path) -> None:
         ({"evaluate": 3}, "evaluate is a function"),
         ({"train": 3}, "train is a function"),
         ({"pattern": "2 of 4"}, "pattern is"),
+        ({"pattern": "2:4", "sparsity": 0.9}, "2:4 has 50% zeros at most, not 90%"),
         ({"exclude": ["none"]}, "is no convolution"),
         ({"inputs": []}, "empty"),
+        ({"inputs": [torch.randn(2, 4, 8, 8)]}, "does not run on its first calibration input"),
     ],
 )
 def test_mistakes(given: dict[str, Any], said: str) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from aerogel.progress import Progress
 from aerogel.pruning.gram import Sums, images, inference, own, parts
-from aerogel.pruning.judge import answers, distance
+from aerogel.pruning.judge import Answers, answers, distance, with_floats
 from aerogel.pruning.layers import as_weight, filters_first
 from aerogel.pruning.masks import masks, most
 from aerogel.pruning.obs import Problem, costs
@@ -34,13 +34,16 @@ def curves(
     calls: Sequence[Call],
     progress: Progress,
     levels: Sequence[float] = LEVELS,
+    whole: bool = False,
 ) -> dict[str, dict[str, Curve]]:
     """For each layer of the dense network and each pattern the error of the answers, that layer alone pruned
-    and repaired. The network is left as it was."""
+    and repaired. The network is left as it was. With `whole`, answers may be whole numbers alone."""
     found: dict[str, dict[str, Curve]] = {}
     number = 0
     with inference(dense):
         seen, wanted = _seen(dense, calls, len(modules) * len(patterns) * len(levels))
+        if not whole:
+            with_floats(wanted)
         for part in parts(modules):
             sums = own(dense, part, calls)
             for name, module in part.items():
@@ -53,7 +56,7 @@ def curves(
     return found
 
 
-def _seen(dense: nn.Module, calls: Sequence[Call], times: int) -> tuple[list[Call], list[list[Tensor]]]:
+def _seen(dense: nn.Module, calls: Sequence[Call], times: int) -> tuple[list[Call], Answers]:
     """The calls that are looked at, and the dense network's answers: as many as the time allows."""
     began = time.monotonic()
     answers(dense, calls[:1])
@@ -72,7 +75,7 @@ def _curve(
     pattern: str,
     levels: Sequence[float],
     seen: Sequence[Call],
-    wanted: list[list[Tensor]],
+    wanted: Answers,
 ) -> Curve:
     held: Any = module.weight
     weight = held.detach().clone()

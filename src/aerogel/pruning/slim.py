@@ -17,8 +17,8 @@ from aerogel.arguments import dtype_of
 from aerogel.errors import InvalidArgument
 from aerogel.progress import shown
 from aerogel.pruning.asked import chosen
-from aerogel.pruning.gram import inference
-from aerogel.pruning.judge import agreement, answers
+from aerogel.pruning.gram import inference, order
+from aerogel.pruning.judge import agreement, answers, with_floats
 from aerogel.pruning.masks import as_block
 from aerogel.pruning.mistakes import a_module, a_number, a_score, a_share, a_speedup, real, several
 from aerogel.pruning.repair import calls_of, there
@@ -30,12 +30,12 @@ from aerogel.runtime.module import Compiled
 from aerogel.runtime.weights import as_weights
 
 AUTO = ("unstructured", "tilewise")
-"""Patterns that each layer may have, where the user leaves it to us."""
+"""Patterns that each layer may have, where the user leaves it to us; the first where only zeros count."""
 TRIES = 6
 CLOSE = 1.08
 """Between the fastest that is good and the slowest that is not: near enough to stop."""
 NEAR = 0.97
-"""Of the speedup asked for: that is it."""
+"""Of the speedup or the zeros asked for: that is it."""
 
 
 def slim(
@@ -70,47 +70,52 @@ def slim(
         inputs: Calls on real inputs, some hundred images in batches: a list of tensors, of tuples of
             arguments or of dicts of them. No labels. The first one's first image is what is timed.
         speedup: How many times as fast as torch, measured; 3 if neither this nor `sparsity` is given.
-        sparsity: In its place: the share of zeros in all layers together.
+        sparsity: In its place: the share of zeros in all layers that run together.
         max_drop: How much of the score may go.
         evaluate: A function of the model that gives a number, higher when better. Without one the score is
             how often the largest answer is the dense model's, or how near answers are, on a quarter of
             `inputs` that is kept for it.
-        pattern: One pattern of `prune`, or "auto": each layer's is chosen by time and error.
+        pattern: One pattern of `prune`, or "auto": each layer's is chosen by time and error; with `sparsity`
+            there are no times to choose by, and all are "unstructured".
         dtype: As for `compile`.
         budget_minutes: When no further step is begun, and what healing fits into.
         train: Your own training in place of repair and healing: `train(model, schedule)` trains the model;
-            `schedule(steps=1000)` makes the `Schedule` whose `step()` it calls.
+            `schedule(steps=1000)` makes the `Schedule` whose `step()` it calls. The model is in train mode
+            then, and in eval mode again when it is judged.
         exclude: Layers to leave alone.
         state: A folder to keep what is done in. A call that was killed goes on from there, given the same
             arguments.
         progress: False shows no progress, True also where nobody seems to look.
     """
     goal = _goal(speedup, sparsity)
-    kinds = AUTO if pattern == "auto" else (pattern,)
+    kinds = AUTO[: None if sparsity is None else 1] if pattern == "auto" else (pattern,)
     for kind in kinds:
         as_block(kind)
     minutes = real(budget_minutes)
     if not 0 < minutes < math.inf:
         raise InvalidArgument(f"budget_minutes is a number of minutes such as 30, not {budget_minutes!r}")
-    a_share(max_drop, "max_drop", zero=True)
+    most_lost = a_share(max_drop, "max_drop", zero=True)
     a_score(evaluate)
     if train is not None and not callable(train):
         raise InvalidArgument("train is a function of the model and a maker of its Schedule")
     left_out = several(exclude, "exclude", "exclude=['head']")
-    layers = chosen(a_module(model, "slim"), 0.0, kinds[0], "uniform", "magnitude", left_out)
+    share = 0.0 if sparsity is None else goal
+    layers = chosen(a_module(model, "slim"), share, kinds[0], "uniform", "magnitude", left_out)
     calls = there(model, calls_of(inputs, "slim()"))
-    stages = Stages(state)
-    stages.begin(
-        {
-            **digest(model, calls),
-            "goal": [speedup, sparsity, pattern, str(dtype_of(dtype)), left_out, train is not None],
-        }
-    )
     dense = as_weights(copy.deepcopy(model)).eval()
+    order(dense, {}, calls[0])  # what does not run is said before any work
+    if train is None:
+        with inference(dense):
+            with_floats(answers(dense, calls[:1]))
+    stages = Stages(state)
+    if state is not None:
+        asked = [goal, sparsity is None, most_lost, pattern, str(dtype_of(dtype)), left_out]
+        said = {"goal": asked, "evaluate": _named(evaluate), "train": _named(train)}
+        stages.begin({**digest(dense, calls), **said})
     with shown(progress) as line:
         score = a_judge(evaluate, dense, calls)
         steps = Steps(dense, list(layers), calls, kinds, dtype, stages, minutes * 60, train, score, line)
-        return _search(steps, goal, sparsity is not None, max_drop)
+        return _search(steps, goal, sparsity is not None, most_lost)
 
 
 def _goal(speedup: Any, sparsity: Any) -> float:
@@ -125,6 +130,11 @@ def _goal(speedup: Any, sparsity: Any) -> float:
             f"speedup is how many times as fast the model shall be, more than 1; not {goal}"
         )
     return goal
+
+
+def _named(function: Any) -> str | None:
+    """What a function is called in its source: all that a later run can compare."""
+    return None if function is None else str(getattr(function, "__qualname__", type(function).__qualname__))
 
 
 def a_judge(evaluate: Callable[[nn.Module], Any] | None, dense: nn.Module, calls: Sequence[Call]) -> Score:
@@ -176,8 +186,10 @@ def _enough(steps: Steps, tries: Sequence[Try], goal: float, low: float, high: f
     """Why it ends here; "" where it goes on."""
     last = tries[-1]
     if high == math.inf:
-        if by_zeros or last.speedup >= NEAR * goal:
+        if (last.zeros if by_zeros else last.speedup) >= NEAR * goal:
             return "The goal was reached."
+        if by_zeros:
+            return f"The layers have {last.zeros:.1%} zeros, less than the {goal:.1%} asked for."
         if len(tries) > 1 and last.recipe == tries[-2].recipe:
             return "The layers do not offer more speed."
     elif ((1 - low) / (1 - high) if by_zeros else high / low) < CLOSE:

@@ -98,7 +98,8 @@ class Steps:
             modules = {n: m for n, m in prunable(self.dense) if n in self.layers}
             runs = order(self.dense, modules, self._seen[0])
             some = {n: modules[n] for n in runs}
-            found = curves(self.dense, some, self.patterns, self._seen, self.line)
+            whole = self.train is not None
+            found = curves(self.dense, some, self.patterns, self._seen, self.line, whole=whole)
             return {n: {p: sorted(curve.items()) for p, curve in own.items()} for n, own in found.items()}
 
         said = self.stages.once("curves", make)
@@ -134,9 +135,8 @@ class Steps:
         fast = self.compiled(model)
 
         def judged() -> Any:
-            found = [w for n, m in prunable(model) if n in self.layers for w in [torch.as_tensor(m.weight)]]
-            total = sum(w.numel() for w in found)
-            zeros = 1 - sum(int(w.count_nonzero()) for w in found) / total
+            found = [torch.as_tensor(m.weight) for n, m in prunable(model) if n in known]
+            zeros = sum(int((w == 0).sum()) for w in found) / max(1, sum(w.numel() for w in found))
             us, speedup = self._timed(fast)
             seconds = time.monotonic() - began
             return asdict(Try(goal, predicted, zeros, self.score(model), speedup, us, seconds, recipe))
@@ -154,7 +154,7 @@ class Steps:
         """The model's state, pruned: by the user's own training, or repaired."""
         model = copy.deepcopy(self.dense)
         if self.train is not None:
-            self.train(model, partial(Schedule, model, recipe))
+            self.train(model.train(), partial(Schedule, model, recipe))
             return finalize(model.eval()).state_dict()
         asked = chosen(model, recipe, "unstructured", "uniform", "obs", ())
         modules = dict(prunable(self.dense))

@@ -1,0 +1,70 @@
+"""How far answers are from the dense model's: every kind of answer has a distance and an agreement."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import aerogel
+from aerogel import AerogelError
+from aerogel.pruning.judge import FAR, agreement, distance
+from aerogel.pruning.steps import Steps
+
+LOGITS = torch.tensor([[3.0, 1.0], [0.0, 2.0]])
+
+
+class Largest(nn.Module):
+    """Answers whole numbers alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        largest: Tensor = self.body(x).argmax(1)
+        return largest
+
+
+def both(wanted: list[Tensor], got: list[Tensor]) -> tuple[float, float]:
+    return distance([wanted], [got]), agreement([wanted], [got])
+
+
+def test_whole_numbers_by_how_many_are_the_same() -> None:
+    some, other = torch.tensor([1, 2, 3, 4]), torch.tensor([1, 2, 3, 0])
+    assert both([some], [some]) == (0.0, 1.0)
+    assert both([some], [other]) == (0.25, 0.75)
+    assert both([LOGITS, some], [LOGITS, other]) == (0.0, 0.75), "floats say how far it is"
+
+
+def test_sizes_that_follow_the_data() -> None:
+    """Boxes that were found: fewer of them, more tensors, or none at all."""
+    assert both([LOGITS], [LOGITS[:1]]) == (FAR, 0.0)
+    assert both([LOGITS], [LOGITS, LOGITS]) == (FAR, 0.0)
+    assert both([LOGITS[:0]], [LOGITS[:0]]) == (0.0, 1.0)
+    assert both([LOGITS[0]], [LOGITS[0] * torch.nan])[0] == pytest.approx(FAR)
+    assert both([LOGITS[0]], [LOGITS[0] * torch.nan])[1] == 0.0
+    assert both([LOGITS[0]], [LOGITS[0] * -50])[1] == 0.0
+
+
+def test_a_model_without_floats_is_refused_before_any_work() -> None:
+    inputs = [torch.randn(8, 16) for _ in range(4)]
+    with pytest.raises(AerogelError, match=r"the model answers no floats.*without its ArgMax"):
+        aerogel.slim(Largest(), inputs, sparsity=0.5)
+    with pytest.raises(AerogelError, match="the model answers no floats"):
+        aerogel.prune(Largest(), 0.5, score="obs", scope="error", calibration=inputs)
+
+
+def test_ones_own_training_may_answer_whole_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The score is how many are the same."""
+    monkeypatch.setattr(Steps, "compiled", lambda _, model: model)
+    monkeypatch.setattr(Steps, "_timed", lambda *_: (1.0, 1.0))
+    model, inputs = Largest(), [torch.randn(8, 16) for _ in range(4)]
+
+    def train(model: nn.Module, schedule: object) -> None:
+        aerogel.prune(model, 0.9)
+
+    slimmed = aerogel.slim(model, inputs, sparsity=0.9, max_drop=0.99, train=train, budget_minutes=0.01)
+    same = float((slimmed.model(inputs[-1]) == model(inputs[-1])).float().mean())
+    assert slimmed.tries[0].score == same < 1
