@@ -235,7 +235,7 @@ FAULTS = (
     Fault("pruning/obs.py", "cost = _block_costs(weights, inverse, at, together)", "cost = weights.square() / inverse.diagonal()", "a block is judged weight by weight", "tests/test_repair.py::test_a_cost_is_what_fitting_again_costs"),
     Fault("pruning/layers.py", "picked = picked.flip(tuple(range(2, picked.dim())))", "pass", "a transposed kernel is not turned around", "tests/test_repair.py::test_a_layer_is_its_matrix_times_its_patches"),
     Fault("pruning/gram.py", "random = torch.Generator().manual_seed(number)", "random = torch.Generator().manual_seed(torch.seed() % 2**31)", "inputs and answers are of different pixels", "tests/test_repair.py::test_some_pixels_are_the_same_ones_for_inputs_and_answers"),
-    Fault("pruning/repair.py", "if distance(wanted, answers(model, some)) > before:", "if False:", "batch norm is estimated where it leads away", "tests/test_repair.py::test_repair_is_nearer_than_magnitude"),
+    Fault("pruning/norms.py", "if distance(wanted, answers(model, some)) > before:", "if False:", "batch norm is estimated where it leads away", "tests/test_repair.py::test_repair_is_nearer_than_magnitude"),
     Fault("pruning/curves.py", "    held.data.copy_(weight)\n    return curve", "    return curve", "looking at a layer leaves it pruned", "tests/test_repair.py::test_curves_rise_and_leave_the_network_as_it_was"),
     Fault("pruning/prune.py", 'scope = "uniform" if each else scope', 'scope = scope', "a recipe's shares are spread again", "tests/test_repair.py::test_a_recipe_keeps_its_shares"),
     Fault("pruning/shares.py", "if cost <= budget:", "if cost <= 0:", "everything is pruned as far as it goes", "tests/test_shares.py::test_a_recipe_takes_time_where_error_is_small"),

@@ -16,10 +16,11 @@ from torch.nn.utils import prune as torchs
 
 import aerogel
 from aerogel import AerogelError
+from aerogel.pruning.curves import _seen
 from aerogel.pruning.gram import Pick, order
 from aerogel.pruning.layers import prunable
 from aerogel.pruning.masks import masks
-from aerogel.pruning.repair import estimate
+from aerogel.pruning.norms import estimate
 
 
 @pytest.fixture(autouse=True)
@@ -211,3 +212,13 @@ def test_a_block_larger_than_the_layer_takes_no_memory() -> None:
     kept = masks({"a": torch.rand(8, 3, 3, 3)}, {"a": 0.5}, "9999x9999")["a"]
     assert kept.shape == (8, 3, 3, 3)
     assert kept.flatten(2).all(0).all(0).sum() == 5
+
+
+def test_how_much_is_looked_at_is_counted_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that the same model and images give the same masks on every machine."""
+    model = nn.Linear(8, 8).eval()
+    calls: Any = [((data(16, 8),), {})] * 6
+    each = 2 * 16 * 8 * 8
+    for work, many in ((3 * 9 * each, 3), (100 * 9 * each, 6), (0, 1)):
+        monkeypatch.setattr("aerogel.pruning.curves.WORK", work)
+        assert len(_seen(model, calls, 9)[0]) == many

@@ -10,7 +10,8 @@ import pytest
 from aerogel.backends.cpu.lower.arena import Touch, place
 from aerogel.ir import Choice, Config, Conv, Dtypes, Graph, Node, Ref, Timing, Tried
 from aerogel.tune.assign import Costs, assign
-from aerogel.tune.search import by_demand, contenders, joined, keep, pitched, poolable, refined, worth
+from aerogel.tune.inside import by_demand, contenders, joined, pitched, poolable, refined
+from aerogel.tune.search import keep, worth
 
 RNG = np.random.default_rng(0)
 

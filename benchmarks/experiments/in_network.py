@@ -31,8 +31,8 @@ from aerogel.ir import ALONE, Choice, Config, Conv, Place, Weight
 from aerogel.methods import demands, ranked
 from aerogel.progress import Progress
 from aerogel.runtime.reading import network_of
+from aerogel.tune.inside import refined
 from aerogel.tune.measure import interleaved
-from aerogel.tune.search import refined
 from aerogel.zoo.models import MODELS, example, make, prune
 from benchmarks.zoo.patterns import prune_pattern
 from tests.nightly import machine

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from aerogel.progress import Progress
 from aerogel.pruning.gram import Sums, images, inference, own, parts
@@ -21,8 +21,9 @@ from aerogel.runtime.eager import Call
 LEVELS = (0.3, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.98)
 IMAGES = 512
 """That are looked at, at most."""
-SECONDS = 120.0
-"""For all layers at all levels; where it would take longer, fewer images are looked at."""
+WORK = 5e12
+"""Multiplications and additions for all layers at all levels, about two minutes of a core: where it would
+take more, fewer images are looked at. Counted and not timed, so that masks do not depend on the machine."""
 STEPS = 8
 """Of conjugate gradients: close enough to least squares for a curve, and one product of matrices each."""
 
@@ -57,13 +58,11 @@ def curves(
 
 
 def _seen(dense: nn.Module, calls: Sequence[Call], times: int) -> tuple[list[Call], Answers]:
-    """The calls that are looked at, and the dense network's answers: as many as the time allows."""
-    began = time.monotonic()
-    answers(dense, calls[:1])
-    began, first = time.monotonic(), time.monotonic() - began
-    answers(dense, calls[:1])
-    each = min(first, time.monotonic() - began) * times
-    many = max(1, min(len(calls), int(SECONDS / max(each, 1e-9)), IMAGES // max(1, images(calls[0]))))
+    """The calls that are looked at, and the dense network's answers: as many as the work allows."""
+    with FlopCounterMode(display=False) as counted:
+        answers(dense, calls[:1])
+    work = max(1, counted.get_total_flops() * times)
+    many = max(1, min(len(calls), int(WORK / work), IMAGES // max(1, images(calls[0]))))
     seen = [calls[i * len(calls) // many] for i in range(many)]
     return seen, answers(dense, seen)
 

@@ -24,7 +24,7 @@ from aerogel.pruning.distance import Distance, with_zeros
 from aerogel.pruning.gram import images, inference
 from aerogel.pruning.held import attached
 from aerogel.pruning.mistakes import a_count, a_module, real, walkable
-from aerogel.pruning.repair import estimate
+from aerogel.pruning.norms import estimate
 
 LOOKS, PATIENCE = 10, 3
 """How often held out calls are looked at, and after how many looks without gain it is enough."""

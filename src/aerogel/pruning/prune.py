@@ -14,7 +14,8 @@ from aerogel.pruning.asked import FROM_DATA, Sparsity, chosen, masked
 from aerogel.pruning.held import mark
 from aerogel.pruning.layers import filters_first, under
 from aerogel.pruning.mistakes import several
-from aerogel.pruning.repair import calls_of, estimate, repaired, there
+from aerogel.pruning.norms import estimate
+from aerogel.pruning.repair import calls_of, repaired, there
 
 
 def prune(

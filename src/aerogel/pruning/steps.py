@@ -25,8 +25,9 @@ from aerogel.pruning.heal import heal
 from aerogel.pruning.held import finalize
 from aerogel.pruning.layers import prunable
 from aerogel.pruning.masks import most
+from aerogel.pruning.norms import settle
 from aerogel.pruning.offers import MOST, recipe_for
-from aerogel.pruning.repair import repair, settle
+from aerogel.pruning.repair import repair
 from aerogel.pruning.schedule import Schedule
 from aerogel.pruning.shares import Curve, even
 from aerogel.pruning.slimmed import Try

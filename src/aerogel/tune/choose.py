@@ -24,7 +24,7 @@ from aerogel.ir.tensors import DTYPE_NAMES
 from aerogel.methods import BASELINE
 from aerogel.progress import Progress
 from aerogel.runtime.eager import Call
-from aerogel.tune import search
+from aerogel.tune import inside, search
 from aerogel.tune.activity import Seen, seen
 from aerogel.tune.assign import assigned
 from aerogel.tune.error import accurate
@@ -164,12 +164,12 @@ def _refined(
 ) -> list[Choice]:
     """What only the running network can say: what layers may demand of an image size, then which of each
     layer's contenders is fastest there. Layers alike decide together."""
-    asking = list(dict.fromkeys(zip(*map(search.by_demand, choices), strict=True)))
+    asking = list(dict.fromkeys(zip(*map(inside.by_demand, choices), strict=True)))
     if len(asking) > 1:
         named = [{c.node: c for c in own} for own in asking]
         progress.begin("timing in the running network", 0.1)
         times = _in_place(backend, network, shapes, named, inputs, effort, progress)
-        choices = choices if times is None else search.pitched(asking[: len(times)], times)
+        choices = choices if times is None else inside.pitched(asking[: len(times)], times)
     options = _contenders(backend, network, shapes, choices, effort)
     plans = [
         {
@@ -192,7 +192,7 @@ def _refined(
     for c, own in zip(choices, options, strict=True):
         nodes = dict.fromkeys([c.node, *alike[c.conv, *own]])
         spent = [[under.get(node, []) for under in times[: len(own)]] for node in nodes]
-        found.append(search.refined(c, own, [t for t in spent if t[0]] or spent))
+        found.append(inside.refined(c, own, [t for t in spent if t[0]] or spent))
     return found
 
 
@@ -209,7 +209,7 @@ def _contenders(
         if key not in known:
             stats = replace(network.stats(nodes[c.node]), idle=c.idle, place=place)
             offered = backend.form(c.config.method).configs(c.conv, backend.target, stats)
-            known[key] = search.contenders(c, islice(offered, MODELLED), effort.in_network)
+            known[key] = inside.contenders(c, islice(offered, MODELLED), effort.in_network)
         found.append(known[key])
     return found
 
@@ -231,7 +231,7 @@ def _joined(
     if not after:
         return choices
     plan = {c.node: c for c in choices}
-    options = {node: search.poolable(plan[node]) for node in after}
+    options = {node: inside.poolable(plan[node]) for node in after}
     plans = [plan]
     for i in range(max(map(len, options.values()))):
         own = {node: options[node][min(i, len(options[node]) - 1)] for node in after}
@@ -242,7 +242,7 @@ def _joined(
         return choices
     if times is not None:
         return [
-            search.joined(c, after[c.node], options[c.node], times) if c.node in after else c for c in choices
+            inside.joined(c, after[c.node], options[c.node], times) if c.node in after else c for c in choices
         ]
     nodes = {node.name: node for node in network.graph.nodes}
     found = []
