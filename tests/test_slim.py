@@ -19,7 +19,8 @@ from torch.nn import functional as F
 import aerogel
 from aerogel import AerogelError
 from aerogel.pruning.stages import Stages, digest, finite
-from aerogel.pruning.steps import Steps
+from aerogel.pruning.steps import Steps, timed_on
+from aerogel.runtime.eager import first_image
 from tests import counts
 
 
@@ -302,6 +303,23 @@ def test_only_patterns_that_are_chosen_from_are_looked_at(monkeypatch: pytest.Mo
     for asked in ({"sparsity": 0.5}, {"speedup": 2}, {"sparsity": 0.5, "pattern": "4x1"}):
         aerogel.slim(net(), calls(1), **asked)
     assert looked == [("unstructured",), ("unstructured", "tilewise"), ("4x1",)]
+
+
+def test_one_image_is_timed_where_the_model_takes_one() -> None:
+    """Of numbers and of tensors that are no batch there is no first image."""
+    x, basis, scale = torch.randn(8, 9), torch.randn(9, 9), torch.tensor(2.0)
+    (one, same, number), named = first_image(((x, basis, scale), {"y": x, "z": None}))
+    assert torch.equal(one, x[:1])
+    assert torch.equal(named["y"], x[:1])
+    assert same is basis
+    assert number is scale
+
+    class Fixed(Half):
+        def forward(self, x: Tensor) -> Any:
+            return super().forward(x.reshape(8, 9))
+
+    assert timed_on(Half(), ((x,), {}))[0][0].shape == (1, 9)
+    assert timed_on(Fixed(), ((x,), {}))[0][0].shape == (8, 9)
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,8 @@ def slim(
     Args:
         model: A trained module, or an `OnnxModel`.
         inputs: Calls on real inputs, some hundred images in batches: a list of tensors, of tuples of
-            arguments or of dicts of them. No labels. The first one's first image is what is timed.
+            arguments or of dicts of them. No labels. The first one's first image is what is timed; where the
+            model takes no image alone, all of the first.
         speedup: How many times as fast as torch, measured; 3 if neither this nor `sparsity` is given.
         sparsity: In its place: the share of zeros in all layers that run together.
         max_drop: How much of the score may go.

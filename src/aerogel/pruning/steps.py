@@ -65,6 +65,7 @@ class Steps:
 
     def __post_init__(self) -> None:
         self._began = time.monotonic() - (self.stages.read("spent", partial(finite, low=0)) or 0.0)
+        self._timed_on = timed_on(self.dense, self.calls[0])
         self._seen = self.calls[: -(len(self.calls) // 4)] if len(self.calls) > 3 else self.calls
 
     def spent(self) -> float:
@@ -73,7 +74,7 @@ class Steps:
 
     def advice(self) -> Advice:
         self.line.begin("timing layers on this machine", 0.2)
-        args, kwargs = first_image(self.calls[0])
+        args, kwargs = self._timed_on
         shares = [s for s in SHARES if s <= max(map(most, self.patterns))]
 
         def make() -> Any:
@@ -210,13 +211,23 @@ class Steps:
         return finalize(model).state_dict()
 
     def compiled(self, model: nn.Module) -> Compiled:
-        args, kwargs = first_image(self.calls[0])
+        args, kwargs = self._timed_on
         return compiled(model, args, kwargs, dtype=self.dtype, progress=False)
 
     def _timed(self, fast: Compiled) -> tuple[float, float]:
         """Microseconds and speedup over torch, as compile measured them."""
         if fast.plan.model is not None and fast.speedup is not None:
             return fast.plan.model.p50_us, fast.speedup
-        call = first_image(self.calls[0])
-        ours, dense = interleaved([runner(fast, call), runner(self.dense, call)], ROUNDS)
+        ours, dense = interleaved([runner(m, self._timed_on) for m in (fast, self.dense)], ROUNDS)
         return float(np.median(ours)), float(np.median(np.divide(dense, ours)))
+
+
+def timed_on(model: nn.Module, call: Call) -> Call:
+    """One image of the call; all of it where the model does not take one alone."""
+    alone = first_image(call)
+    try:
+        with inference(model):
+            model(*alone[0], **alone[1])
+    except Exception:  # whatever a model raises
+        return call
+    return alone
