@@ -12,13 +12,15 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import aerogel
 from aerogel import AerogelError
-from aerogel.pruning.stages import Stages, digest
-from aerogel.pruning.steps import Steps
+from aerogel.pruning.stages import Stages, digest, finite
+from aerogel.pruning.steps import Steps, timed_on
+from aerogel.runtime.eager import first_image
 from tests import counts
 
 
@@ -188,14 +190,57 @@ def test_state_of_another_question_is_refused(tmp_path: Path) -> None:
         Stages(tmp_path).begin({**question, "goal": [2.0, None]})
     with pytest.raises(AerogelError, match="another model and inputs"):
         Stages(tmp_path).begin({**question, "model": "b", "inputs": "c"})
-    assert Stages(tmp_path).once("score", lambda: 1.5) == 1.5
-    assert Stages(tmp_path).once("score", lambda: 2.5) == 1.5
-    (tmp_path / "curves.json").write_text("{")
-    (tmp_path / "step-1.safetensors").write_bytes(b"no weights")
-    with pytest.raises(AerogelError, match="damaged; remove it"):
-        Stages(tmp_path).read("curves")
-    with pytest.raises(AerogelError, match="damaged; remove it"):
-        Stages(tmp_path).weights("step-1", dict)
+    assert Stages(tmp_path).once("score", lambda: 1.5, finite) == 1.5
+    assert Stages(tmp_path).once("score", lambda: 2.5, finite) == 1.5
+
+
+def test_what_is_damaged_in_a_folder_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever stands in any of its files."""
+    monkeypatch.setattr(Steps, "compiled", lambda _, model: model)
+    monkeypatch.setattr(Steps, "_timed", lambda *_: (1.0, 1.0))
+    folder, inputs = tmp_path / "state", [torch.randn(8, 9)]
+
+    def slim() -> Any:
+        return aerogel.slim(Half(), inputs, sparsity=0.5, max_drop=0.99, budget_minutes=1, state=folder)
+
+    first = slim()
+    assert slim().to_dict() == first.to_dict()
+    curve = '{"runs": {"unstructured": [[0.5, %s]]}}'
+    wrong = {
+        "question.json": ["3", "{", "[1]"],
+        "spent.json": ['"x"', "-1", "true", "1e999"],
+        "score.json": ['"abc"', "[]", "NaN", "[" * 100_000],
+        "curves.json": [
+            "[]",
+            curve % '"x"',
+            curve % "NaN",
+            '{"idle": 3}',
+            curve.replace("runs", "other") % "0.1",
+        ],
+        "step-1-recipe.json": [
+            "{}",
+            '[{"runs": ["unstructured", 7]}, null]',
+            '[{"runs": ["no", 0.5]}, null]',
+        ],
+        "step-1-judged.json": ["{}", "[1]", '[0.5, "x", 1, 1, 1]'],
+        "step-1-healed.safetensors": ["xx"],
+    }
+    for name, texts in wrong.items():
+        path = folder / name
+        whole = path.read_bytes()
+        for text in texts:
+            path.write_text(text)
+            with pytest.raises(AerogelError, match=rf"{name}' is damaged; remove it"):
+                slim()
+        path.unlink()
+        path.mkdir()
+        with pytest.raises(AerogelError, match=rf"{name}' is damaged; remove it"):
+            slim()
+        path.rmdir()
+        path.write_bytes(whole)
+    (folder / "step-1-healed.safetensors").write_bytes(save({"runs.weight": torch.zeros(2)}))
+    with pytest.raises(AerogelError, match=r"healed\.safetensors' is damaged"):
+        slim()
 
 
 def test_a_question_is_known_by_what_it_holds() -> None:
@@ -258,6 +303,23 @@ def test_only_patterns_that_are_chosen_from_are_looked_at(monkeypatch: pytest.Mo
     for asked in ({"sparsity": 0.5}, {"speedup": 2}, {"sparsity": 0.5, "pattern": "4x1"}):
         aerogel.slim(net(), calls(1), **asked)
     assert looked == [("unstructured",), ("unstructured", "tilewise"), ("4x1",)]
+
+
+def test_one_image_is_timed_where_the_model_takes_one() -> None:
+    """Of numbers and of tensors that are no batch there is no first image."""
+    x, basis, scale = torch.randn(8, 9), torch.randn(9, 9), torch.tensor(2.0)
+    (one, same, number), named = first_image(((x, basis, scale), {"y": x, "z": None}))
+    assert torch.equal(one, x[:1])
+    assert torch.equal(named["y"], x[:1])
+    assert same is basis
+    assert number is scale
+
+    class Fixed(Half):
+        def forward(self, x: Tensor) -> Any:
+            return super().forward(x.reshape(8, 9))
+
+    assert timed_on(Half(), ((x,), {}))[0][0].shape == (1, 9)
+    assert timed_on(Fixed(), ((x,), {}))[0][0].shape == (8, 9)
 
 
 @pytest.mark.parametrize(

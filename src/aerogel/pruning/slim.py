@@ -23,7 +23,7 @@ from aerogel.pruning.masks import as_block
 from aerogel.pruning.mistakes import a_module, a_number, a_score, a_share, a_speedup, real, several
 from aerogel.pruning.repair import calls_of, there
 from aerogel.pruning.slimmed import Slimmed, Try
-from aerogel.pruning.stages import Stages, digest
+from aerogel.pruning.stages import Stages, digest, finite
 from aerogel.pruning.steps import Score, Steps, Train
 from aerogel.runtime.eager import Call
 from aerogel.runtime.module import Compiled
@@ -68,7 +68,8 @@ def slim(
     Args:
         model: A trained module, or an `OnnxModel`.
         inputs: Calls on real inputs, some hundred images in batches: a list of tensors, of tuples of
-            arguments or of dicts of them. No labels. The first one's first image is what is timed.
+            arguments or of dicts of them. No labels. The first one's first image is what is timed; where the
+            model takes no image alone, all of the first.
         speedup: How many times as fast as torch, measured; 3 if neither this nor `sparsity` is given.
         sparsity: In its place: the share of zeros in all layers that run together.
         max_drop: How much of the score may go.
@@ -155,7 +156,7 @@ def a_judge(evaluate: Callable[[nn.Module], Any] | None, dense: nn.Module, calls
 
 def _search(steps: Steps, goal: float, by_zeros: bool, max_drop: float) -> Slimmed:
     """Steps until the goal is reached or nothing is left to try."""
-    before = float(steps.stages.once("score", lambda: steps.score(steps.dense)))
+    before = steps.stages.once("score", lambda: steps.score(steps.dense), finite)
     advice = None if by_zeros else steps.advice()
     known = steps.curves()
     tries, low, high = list[Try](), 0.0 if by_zeros else 1.0, math.inf

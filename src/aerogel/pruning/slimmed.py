@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any
@@ -31,11 +31,6 @@ class Try:
     us: float
     seconds: float
     recipe: dict[str, Point]
-
-    @staticmethod
-    def of(said: Mapping[str, Any]) -> Try:
-        recipe = {name: (str(p), float(s)) for name, (p, s) in said["recipe"].items()}
-        return Try(**{**said, "recipe": recipe})
 
 
 @dataclass(frozen=True)

@@ -10,23 +10,25 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from aerogel.disk import read_small, write_whole
 from aerogel.errors import AerogelError, InvalidFile
+from aerogel.pruning.advice import Point
 from aerogel.pruning.gram import inference
 from aerogel.pruning.judge import answers
 from aerogel.runtime.eager import Call
 
+Found = TypeVar("Found")
 MOST = 64 << 20
 """Bytes of a stage that is no weights."""
 ANSWERS, ROUNDING = 32, 1e-3
@@ -34,7 +36,8 @@ ANSWERS, ROUNDING = 32, 1e-3
 
 
 class Stages:
-    """A folder, or memory where there is none."""
+    """A folder of stages; without one nothing is kept, and every stage is made. What is read was written by
+    nobody knows whom: it is parsed where it is read, and whatever goes wrong there is one sentence."""
 
     def __init__(self, folder: str | Path | None) -> None:
         self.folder = None if folder is None else Path(folder)
@@ -45,12 +48,12 @@ class Stages:
             return
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            known = self.read("question")
-            if known is None:
-                self.write("question", question)
-                return
         except OSError as why:
-            raise AerogelError(f"'{self.folder}' cannot be used for state: {why.strerror or why}") from why
+            raise self._unusable(why) from why
+        known = self.read("question", dict)
+        if known is None:
+            self.write("question", question)
+            return
         other = [name for name in question if not _same(name, known.get(name), question[name])]
         if other:
             raise AerogelError(
@@ -58,42 +61,95 @@ class Stages:
                 "with another folder, or remove this one"
             )
 
-    def once(self, name: str, make: Callable[[], Any]) -> Any:
-        """What was made before, or is made now: plain values."""
-        found = self.read(name)
-        if found is None:
-            found = make()
-            self.write(name, found)
-            found = json.loads(json.dumps(found))
-        return found
+    def once(self, name: str, make: Callable[[], Any], parse: Callable[[Any], Found]) -> Found:
+        """What was made before, or is made now: plain values, parsed."""
+        found = self.read(name, parse)
+        if found is not None:
+            return found
+        made = make()
+        self.write(name, made)
+        return parse(json.loads(json.dumps(made)))
 
-    def weights(self, name: str, make: Callable[[], Mapping[str, Tensor]]) -> dict[str, Tensor]:
-        """The state of a model that was made before, or is made now."""
+    def weights(
+        self, name: str, make: Callable[[], Mapping[str, Any]], like: Mapping[str, Any]
+    ) -> dict[str, Tensor]:
+        """The tensors of a model's state that was made before, or is made now. `like` is the state of the
+        model that they are for."""
         path = None if self.folder is None else self.folder / f"{name}.safetensors"
-        if path is not None and path.exists():
-            try:
-                return load_file(path)
-            except (SafetensorError, OSError) as why:
-                raise InvalidFile(f"'{path}' is damaged; remove it, and slim() makes it again") from why
-        made = {key: value.detach().cpu().clone().contiguous() for key, value in make().items()}
         if path is not None:
-            write_whole(path, save(made))
+            with _parsed(path):
+                if path.exists():
+                    return _weights(path, like)
+        made = {k: v.detach().cpu().clone().contiguous() for k, v in make().items() if isinstance(v, Tensor)}
+        if path is not None:
+            self._write(path, save(made))
         return made
 
-    def read(self, name: str) -> Any:
+    def read(self, name: str, parse: Callable[[Any], Found]) -> Found | None:
         """A stage that is done, or None."""
         path = None if self.folder is None else self.folder / f"{name}.json"
-        if path is None or not path.exists():
+        if path is None:
             return None
-        try:
-            return json.loads(read_small(path, MOST))
-        except ValueError as why:
-            raise InvalidFile(f"'{path}' is damaged; remove it, and slim() makes it again") from why
+        with _parsed(path):
+            if not path.exists():
+                return None
+            return parse(json.loads(read_small(path, MOST), parse_constant=_no_number))
 
     def write(self, name: str, found: Any) -> None:
         """A stage's plain values, in the place of those it had."""
         if self.folder is not None:
-            write_whole(self.folder / f"{name}.json", json.dumps(found, indent=1).encode())
+            self._write(self.folder / f"{name}.json", json.dumps(found, indent=1).encode())
+
+    def _write(self, path: Path, content: bytes) -> None:
+        try:
+            write_whole(path, content)
+        except OSError as why:
+            raise self._unusable(why) from why
+
+    def _unusable(self, why: OSError) -> AerogelError:
+        return AerogelError(f"'{self.folder}' cannot be used for state: {why.strerror or why}")
+
+
+@contextmanager
+def _parsed(path: Path) -> Iterator[None]:
+    """Around all that is made of a file's content."""
+    try:
+        yield
+    except Exception as why:
+        gone = "its folder" if path.stem == "question" else "it"
+        raise InvalidFile(f"'{path}' is damaged; remove {gone}, and slim() makes it again") from why
+
+
+def _no_number(said: str) -> float:
+    raise ValueError(said)
+
+
+def finite(said: Any, low: float = -math.inf, high: float = math.inf) -> float:
+    """A finite number between two others."""
+    if isinstance(said, bool) or not isinstance(said, int | float) or not math.isfinite(said):
+        raise ValueError(f"{said!r:.60} is no number")
+    if not low <= said <= high:
+        raise ValueError(f"{said} is not between {low} and {high}")
+    return float(said)
+
+
+def points(said: Mapping[str, Any], layers: Collection[str], patterns: Collection[str]) -> dict[str, Point]:
+    """A recipe for some of these layers."""
+    found = {layer: (pattern, finite(share, 0, 1)) for layer, (pattern, share) in said.items()}
+    if not {pattern for pattern, _ in found.values()} <= {*patterns} or not {*found} <= {*layers}:
+        raise ValueError("a recipe for other layers")
+    return found
+
+
+def _weights(path: Path, like: Mapping[str, Any]) -> dict[str, Tensor]:
+    found = load_file(path)
+    if _sizes(found) != _sizes(like):
+        raise ValueError("the weights of another model")
+    return found
+
+
+def _sizes(state: Mapping[str, Any]) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    return {name: (value.shape, value.dtype) for name, value in state.items() if isinstance(value, Tensor)}
 
 
 def digest(model: nn.Module, calls: Sequence[Call]) -> dict[str, Any]:

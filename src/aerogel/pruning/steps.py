@@ -6,7 +6,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -31,7 +31,7 @@ from aerogel.pruning.repair import repair
 from aerogel.pruning.schedule import Schedule
 from aerogel.pruning.shares import Curve, even
 from aerogel.pruning.slimmed import Try
-from aerogel.pruning.stages import Stages
+from aerogel.pruning.stages import Stages, finite, points
 from aerogel.runtime.eager import Call, first_image, runner
 from aerogel.runtime.module import Compiled
 from aerogel.tune.measure import interleaved
@@ -65,7 +65,8 @@ class Steps:
     line: Progress
 
     def __post_init__(self) -> None:
-        self._began = time.monotonic() - float(self.stages.read("spent") or 0.0)
+        self._began = time.monotonic() - (self.stages.read("spent", partial(finite, low=0)) or 0.0)
+        self._timed_on = timed_on(self.dense, self.calls[0])
         self._seen = self.calls[: -(len(self.calls) // 4)] if len(self.calls) > 3 else self.calls
 
     def spent(self) -> float:
@@ -74,7 +75,7 @@ class Steps:
 
     def advice(self) -> Advice:
         self.line.begin("timing layers on this machine", 0.2)
-        args, kwargs = first_image(self.calls[0])
+        args, kwargs = self._timed_on
         shares = [s for s in SHARES if s <= max(map(most, self.patterns))]
 
         def make() -> Any:
@@ -89,7 +90,16 @@ class Steps:
             )
             return found.to_dict()
 
-        return Advice.from_dict(self.stages.once("advice", make))
+        def parse(said: Any) -> Advice:
+            found = Advice.from_dict(said)
+            times = [found.torch_us, *found.model_us.values()]
+            for layer in found.layers:
+                times += [layer.dense_us, *layer.us.values()]
+            for us in times:
+                finite(us, 0)
+            return found
+
+        return self.stages.once("advice", make, parse)
 
     def curves(self) -> Curves:
         """What pruning each layer alone does to the answers."""
@@ -103,8 +113,16 @@ class Steps:
             found = curves(self.dense, some, self.patterns, self._seen, self.line, whole=whole)
             return {n: {p: sorted(curve.items()) for p, curve in own.items()} for n, own in found.items()}
 
-        said = self.stages.once("curves", make)
-        return {n: {p: {float(s): float(e) for s, e in c} for p, c in own.items()} for n, own in said.items()}
+        def parse(said: Any) -> Curves:
+            found = {
+                n: {p: {finite(s, 0, 1): finite(e) for s, e in own[p]} for p in self.patterns}
+                for n, own in said.items()
+            }
+            if not {*found} <= {*self.layers} or not all(all(own.values()) for own in found.values()):
+                raise ValueError("curves of other layers")
+            return found
+
+        return self.stages.once("curves", make, parse)
 
     def step(
         self,
@@ -123,15 +141,19 @@ class Steps:
             recipe, predicted = recipe_for(advice, known, goal * correction)
             return [recipe, predicted / correction]
 
-        said, predicted = self.stages.once(f"{name}-recipe", plan)
-        recipe = {layer: (str(p), float(s)) for layer, (p, s) in said.items()}
+        def planned(said: Any) -> tuple[dict[str, Point], float | None]:
+            recipe, predicted = said
+            return points(recipe, known, self.patterns), None if predicted is None else finite(predicted, 0)
+
+        recipe, predicted = self.stages.once(f"{name}-recipe", plan, planned)
+        like = self.dense.state_dict()
         model = copy.deepcopy(self.dense)
         if recipe:
             self.line.begin(f"step {number}: pruning", 0.15)
-            pruned = self.stages.weights(f"{name}-pruned", lambda: self._pruned(recipe))
+            pruned = self.stages.weights(f"{name}-pruned", lambda: self._pruned(recipe), like)
             self.line.begin(f"step {number}: healing", 0.3)
-            healed = self.stages.weights(f"{name}-healed", lambda: self._healed(pruned))
-            model.load_state_dict(healed)
+            healed = self.stages.weights(f"{name}-healed", lambda: self._healed(pruned), like)
+            model.load_state_dict({**like, **healed})
         self.line.begin(f"step {number}: compiling", 0.1)
         fast = self.compiled(model)
 
@@ -140,9 +162,13 @@ class Steps:
             zeros = sum(int((w == 0).sum()) for w in found) / max(1, sum(w.numel() for w in found))
             us, speedup = self._timed(fast)
             seconds = time.monotonic() - began
-            return asdict(Try(goal, predicted, zeros, self.score(model), speedup, us, seconds, recipe))
+            return [zeros, self.score(model), speedup, us, seconds]
 
-        return Try.of(self.stages.once(f"{name}-judged", judged)), model, fast
+        def tried(said: Any) -> Try:
+            zeros, score, speedup, us, seconds = [finite(value) for value in said]
+            return Try(goal, predicted, zeros, score, speedup, us, seconds, recipe)
+
+        return self.stages.once(f"{name}-judged", judged, tried), model, fast
 
     def _even(self, goal: float, known: Curves) -> dict[str, Point]:
         """For a share of zeros: each layer's by its error."""
@@ -172,7 +198,7 @@ class Steps:
         if self.train is not None:
             return pruned
         model = copy.deepcopy(self.dense)
-        model.load_state_dict(pruned)
+        model.load_state_dict({**model.state_dict(), **pruned})
         began = time.monotonic()
         with inference(model):
             model(*self._seen[0][0], **self._seen[0][1])
@@ -186,13 +212,23 @@ class Steps:
         return finalize(model).state_dict()
 
     def compiled(self, model: nn.Module) -> Compiled:
-        args, kwargs = first_image(self.calls[0])
+        args, kwargs = self._timed_on
         return compiled(model, args, kwargs, dtype=self.dtype, progress=False)
 
     def _timed(self, fast: Compiled) -> tuple[float, float]:
         """Microseconds and speedup over torch, as compile measured them."""
         if fast.plan.model is not None and fast.speedup is not None:
             return fast.plan.model.p50_us, fast.speedup
-        call = first_image(self.calls[0])
-        ours, dense = interleaved([runner(fast, call), runner(self.dense, call)], ROUNDS)
+        ours, dense = interleaved([runner(m, self._timed_on) for m in (fast, self.dense)], ROUNDS)
         return float(np.median(ours)), float(np.median(np.divide(dense, ours)))
+
+
+def timed_on(model: nn.Module, call: Call) -> Call:
+    """One image of the call; all of it where the model does not take one alone."""
+    alone = first_image(call)
+    try:
+        with inference(model):
+            model(*alone[0], **alone[1])
+    except Exception:  # whatever a model raises
+        return call
+    return alone

@@ -47,8 +47,13 @@ def as_call(args: Any, kwargs: Mapping[str, Any] | None) -> Call:
 
 
 def first_image(call: Call) -> Call:
-    """The call with the first image of every batch."""
-    args, kwargs = pytree.tree_map_only(torch.Tensor, lambda t: t[:1], call)
+    """The call with the first image of every batch: of tensors with as many rows as the first has."""
+    sizes = [t.shape[0] for t in pytree.tree_leaves(call) if isinstance(t, torch.Tensor) and t.dim()]
+
+    def first(t: torch.Tensor) -> torch.Tensor:
+        return t[:1] if t.dim() and t.shape[0] == sizes[0] else t
+
+    args, kwargs = pytree.tree_map_only(torch.Tensor, first, call)
     return args, kwargs
 
 
