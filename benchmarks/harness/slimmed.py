@@ -26,7 +26,7 @@ def accuracy(result: dict[str, Any]) -> str:
         lines.append(f"| {f'{share} % {pattern}'.strip()} | {' | '.join(cells)} |")
     about = (
         f"Fashion-MNIST, 1,011,130 weights: points of accuracy beside the dense model's {dense:.2f} %, mean "
-        f"of {result['seeds']} seeds; in brackets the time of one, on one thread of a busy machine. Without "
+        f"of {result['seeds']} seeds; in brackets the time of one on one thread. Without "
         f"labels from {result['images']} images ({result['date']}, `{result['target']}`)."
     )
     return "\n".join([*lines, "", about])
