@@ -4,6 +4,7 @@ one sentence."""
 from __future__ import annotations
 
 import json
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -190,11 +191,20 @@ def test_calibration_that_cannot_be_used(tmp_path: Path, capsys: pytest.CaptureF
     np.save(tmp_path / "small.npy", np.zeros((4, 3, 8, 8), np.float32))
     np.save(tmp_path / "few.npy", np.zeros((1, 3, 12, 12), np.float32))
     (tmp_path / "text.npz").write_text("no arrays")
+    np.save(tmp_path / "nan.npy", np.full((4, 3, 12, 12), np.nan, np.float32))
+    np.savez(tmp_path / "large.npz", x=np.full((4, 3, 12, 12), 1e300))
+    with zipfile.ZipFile(tmp_path / "note.npz", "w") as file:
+        file.writestr("note.txt", "no array")
+    whole = (tmp_path / "small.npy").read_bytes()
+    (tmp_path / "damaged.npy").write_bytes(whole.replace(b"(4, 3", b"((((("))
     (tmp_path / "empty").mkdir()
     folder = photos(tmp_path / "photos", 3)
-    for name in ("pickled.npy", "pickled.npz", "text.npz"):
+    for name in ("pickled.npy", "pickled.npz", "text.npz", "note.npz", "damaged.npy"):
         assert "Write plain numbers with numpy.save" in said(name)
     assert "unpickled" not in capsys.readouterr().out
+    assert "'note.txt' in it is no array" in said("note.npz")
+    for name in ("nan.npy", "large.npz"):
+        assert f"{name}' has NaN or infinity in 'x'" in said(name)
     assert "holds 'y', 'z' and the model takes 'x'" in said("names.npz")
     assert "is uint8 of 4x3x12x12; the model takes float32 of Nx3x12x12" in said("bytes.npy")
     assert "is float32 of 4x3x8x8" in said("small.npy")

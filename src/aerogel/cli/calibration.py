@@ -6,7 +6,6 @@ for, some are taken at even steps, since folders are often sorted by class.
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -87,10 +86,11 @@ def _arrays(path: Path, names: Sequence[str], example: Sequence[torch.Tensor], m
         with path.open("rb") as file:
             held = np.load(file, allow_pickle=False)  # a pickle may run anything
             found = {"": held} if isinstance(held, np.ndarray) else {name: held[name] for name in held.files}
-    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as why:
-        raise AerogelError(
-            f"'{path}' cannot be read: {first_line(why)}. Write plain numbers with numpy.save or numpy.savez."
-        ) from None
+    except Exception as why:  # numpy lets through whatever a damaged header makes Python's parser say
+        raise _unreadable(path, first_line(why)) from None
+    others = [name for name, array in found.items() if not isinstance(array, np.ndarray)]
+    if others:
+        raise _unreadable(path, f"'{others[0]}' in it is no array")
     if len(found) == len(example) == 1:
         found = dict.fromkeys(names[:1] or ("",), next(iter(found.values())))
     if sorted(found) != sorted(names):
@@ -103,6 +103,12 @@ def _arrays(path: Path, names: Sequence[str], example: Sequence[torch.Tensor], m
     return [_fitting(path, name, found, value, most) for name, value in zip(names, example, strict=True)]
 
 
+def _unreadable(path: Path, why: str) -> AerogelError:
+    return AerogelError(
+        f"'{path}' cannot be read: {why}. Write plain numbers with numpy.save or numpy.savez."
+    )
+
+
 def _fitting(path: Path, name: str, found: Mapping[str, Array], like: torch.Tensor, most: int) -> Array:
     """One input's samples, in its type and of its sizes."""
     array, dtype = found[name], like.numpy().dtype
@@ -112,7 +118,13 @@ def _fitting(path: Path, name: str, found: Mapping[str, Array], like: torch.Tens
             f"'{name}' in '{path}' is {array.dtype} of {_by(array.shape)}; the model takes {dtype} of "
             f"Nx{_by(like.shape[1:])}, N being the samples"
         )
-    picked: Array = array[_some(range(_samples(array)), most)].astype(dtype)
+    with np.errstate(over="ignore"):
+        picked: Array = array[_some(range(_samples(array)), most)].astype(dtype)
+    if dtype.kind == "f" and not np.isfinite(picked).all():
+        raise AerogelError(
+            f"'{path}' has NaN or infinity in '{name}', and nothing can be fitted to that: take such samples "
+            "out"
+        )
     return picked
 
 
