@@ -68,3 +68,22 @@ def test_ones_own_training_may_answer_whole_numbers(monkeypatch: pytest.MonkeyPa
     slimmed = aerogel.slim(model, inputs, sparsity=0.9, max_drop=0.99, train=train, budget_minutes=0.01)
     same = float((slimmed.model(inputs[-1]) == model(inputs[-1])).float().mean())
     assert slimmed.tries[0].score == same < 1
+
+
+class Found(Largest):
+    """Answers as many rows as it finds something in."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows: Tensor = self.body(x)
+        return rows[rows[:, 0] > 0]
+
+
+def test_answers_whose_size_follows_the_data_are_not_healed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Steps, "compiled", lambda _, model: model)
+    monkeypatch.setattr(Steps, "_timed", lambda *_: (1.0, 1.0))
+    monkeypatch.setattr("aerogel.pruning.steps.heal", lambda *_, **__: pytest.fail("nothing to follow"))
+    torch.manual_seed(1)
+    inputs = [torch.randn(64, 16) for _ in range(4)]
+    slimmed = aerogel.slim(Found(), inputs, sparsity=0.9, max_drop=0.5, budget_minutes=0.1)
+    assert slimmed.tries[0].score == 0.0
+    assert slimmed.chosen is None or slimmed.tries[slimmed.chosen].score >= 0.5

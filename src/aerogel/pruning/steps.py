@@ -23,6 +23,7 @@ from aerogel.pruning.curves import curves
 from aerogel.pruning.gram import inference, order
 from aerogel.pruning.heal import heal
 from aerogel.pruning.held import finalize
+from aerogel.pruning.judge import FAR, answers, distance
 from aerogel.pruning.layers import prunable
 from aerogel.pruning.masks import most
 from aerogel.pruning.norms import settle
@@ -205,11 +206,17 @@ class Steps:
         each = COST * (time.monotonic() - began)
         left = HEALING * (self.seconds - (began - self._began))
         steps = min(STEPS, int(left / each))
-        if steps < FEWEST:
+        if steps < FEWEST or not self._followed(model):
             return pruned
         samples = [kwargs or args for args, kwargs in self._seen]
         heal(model, samples, teacher=self.dense, steps=steps, progress=False)
         return finalize(model).state_dict()
+
+    def _followed(self, model: nn.Module) -> bool:
+        """Whether answers can be compared with the dense model's: their sizes may follow the data."""
+        with inference(model), inference(self.dense):
+            apart = (distance(answers(self.dense, [one]), answers(model, [one])) for one in self._seen)
+            return all(far < FAR for far in apart)
 
     def compiled(self, model: nn.Module) -> Compiled:
         args, kwargs = self._timed_on
