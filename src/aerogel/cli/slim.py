@@ -54,7 +54,10 @@ def slim(
         float, typer.Option(help="How much of the agreement with the dense model may go.")
     ] = 0.005,
     pattern: Annotated[
-        str, typer.Option(help="auto: each layer's own; or one of unstructured,tilewise,tw1d,tew,2:4,4x1.")
+        str,
+        typer.Option(
+            help="auto: each layer's own (with --sparsity, unstructured); or one of unstructured,tilewise,tw1d,tew,2:4,4x1."
+        ),
     ] = "auto",
     exclude: Annotated[list[str] | None, typer.Option(help="A layer to leave alone; once for each.")] = None,
     minutes: Annotated[float, typer.Option(help="When no further step is begun.")] = 30.0,
