@@ -56,7 +56,8 @@ def slim(
     pattern: Annotated[
         str,
         typer.Option(
-            help="auto: each layer's own (with --sparsity, unstructured); or one of unstructured,tilewise,tw1d,tew,2:4,4x1."
+            help="auto: each layer's own (with --sparsity, unstructured); or one of "
+            "unstructured,tilewise,tw1d,tew,2:4,4x1."
         ),
     ] = "auto",
     exclude: Annotated[list[str] | None, typer.Option(help="A layer to leave alone; once for each.")] = None,
