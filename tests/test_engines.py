@@ -3,6 +3,7 @@ with processes killed under them. Sizes in CI are small; `--nightly` has those o
 
 from __future__ import annotations
 
+import http.client
 import io
 import json
 import os
@@ -214,12 +215,13 @@ def asked(url: str, body: bytes | None, **headers: str) -> Answer:
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     request = urllib.request.Request(url, data=body, headers=named)
     try:
-        with urllib.request.urlopen(request, timeout=60) as answer:
+        try:
+            answer = urllib.request.urlopen(request, timeout=60)
+        except urllib.error.HTTPError as why:
+            answer = why
+        with answer:  # a server that goes may end it in the middle
             return answer.status, answer.read(), answer.headers.get("x-replica", "")
-    except urllib.error.HTTPError as why:
-        with why:
-            return why.code, why.read(), ""
-    except (OSError, urllib.error.URLError) as why:
+    except (OSError, http.client.HTTPException) as why:
         return 0, str(why).encode(), ""
 
 
