@@ -59,9 +59,13 @@ FULL = {
 neon are for each method, all kinds together."""
 CI = {
     "hostile ONNX": 60,
-    "exact": 700,
-    "real": 700,
-    "fuzz networks": 80,
+    "exact": 500,
+    "real": 500,
+    "edges": 200,
+    "half": 120,
+    "half-edges": 120,
+    "opencl": 40,
+    "fuzz networks": 50,
     "structural mutants": 1_000,
     "stress, seconds": 20,
     "faults": 16,

@@ -28,7 +28,7 @@ def chosen() -> Iterator[Any]:
 def test_a_tenth_and_a_fiftieth(chosen: Any) -> None:
     for mode, exact, fuzz, few in (
         ("nightly", 20_000, 3_000, 40),
-        ("ci", 700, 80, 4),
+        ("ci", 500, 50, 4),
         ("quick", 400, 60, 1),
     ):
         chosen(mode, 3)

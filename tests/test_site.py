@@ -57,6 +57,7 @@ def _fashion_mnist() -> Path | None:
     return files[0].parent if files else None
 
 
+@pytest.mark.turns(2)
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
 def test_a_notebook_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import nbformat

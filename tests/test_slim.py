@@ -86,7 +86,7 @@ def test_the_score_is_kept_or_the_model_stays_dense() -> None:
     assert "0" not in slimmed.tries[0].recipe
 
 
-@pytest.mark.skipif(not counts.turn("slim tries less", 2), reason="in every second commit")
+@pytest.mark.turns(2)
 def test_less_is_tried_where_it_was_too_much() -> None:
     def evaluate(model: nn.Module) -> float:
         found = weights(model)
@@ -166,7 +166,7 @@ def run(folder: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=counts.ROOT)
 
 
-@pytest.mark.skipif(not counts.turn("slim is killed", 3), reason="in every third commit")
+@pytest.mark.turns(3)
 def test_killed_and_resumed_it_ends_with_the_same_masks(tmp_path: Path) -> None:
     """Killed once each of the stages is there."""
     for stage in ("curves.json", "step-1-pruned.safetensors", "step-1-healed.safetensors"):

@@ -134,21 +134,36 @@ def answers(given: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
     return rows
 
 
+def _in_turn(old: Version, new: Version, name: str, rounds: int) -> list[float]:
+    """Old over new, call by call; both end with it."""
+    for version in (old, new):
+        version.ask("call", model=name, times=5)
+    found = []
+    for _ in range(rounds):
+        spent = [version.ask("call", model=name, times=3) for version in (old, new)]
+        found.append(spent[0] / spent[1])
+    old.close()
+    new.close()
+    return found
+
+
+def _row(kind: str, given: argparse.Namespace, **ratios: list[float]) -> dict[str, Any]:
+    """Quartiles of each, printed too."""
+    row: dict[str, Any] = {"kind": kind, "pattern": given.pattern.stem, "threads": given.threads}
+    for name, several in ratios.items():
+        row[name] = [round(float(q), 4) for q in np.quantile(several, [0.25, 0.5, 0.75])]
+        print(f"{name}: new is {row[name][1]:.3f} times as fast as old (quartiles {row[name]})")
+    return row
+
+
 def speed(given: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
     file, name = str(folder / "model.aero"), given.pattern.stem.partition("-")[0]
     old, new = (Version(own, given.threads) for own in (given.old, given.new))
     pattern = str(given.pattern.resolve())
     old.ask("save", model=name, sparsity=0, pattern=pattern, tune=given.tune, file=file)
-    calls = list[float]()
     for version in (old, new):
         version.ask("load", file=file)
-        version.ask("call", model=name, times=5)
-    for _ in range(given.rounds):
-        spent = [version.ask("call", model=name, times=3) for version in (old, new)]
-        calls.append(spent[0] / spent[1])
-    old.close()
-    new.close()
-    firsts = list[float]()
+    calls, firsts = _in_turn(old, new, name, given.rounds), list[float]()
     for _ in range(given.starts):
         spent = []
         for own in (given.old, given.new):
@@ -158,39 +173,21 @@ def speed(given: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
             spent.append(time.perf_counter() - version.began)
             version.close()
         firsts.append(spent[0] / spent[1])
-    row: dict[str, Any] = {"kind": "versions speed", "pattern": given.pattern.stem, "threads": given.threads}
-    for name, ratios in (("call", calls), ("load and first answer", firsts)):
-        row[name] = [round(float(q), 4) for q in np.quantile(ratios, [0.25, 0.5, 0.75])]
-        print(f"{name}: new is {row[name][1]:.3f} times as fast as old (quartiles {row[name]})")
-    return [row]
+    return [_row("versions speed", given, call=calls, **{"load and first answer": firsts})]
 
 
 def own(given: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
     """Each version's own choices, and the CPU seconds of making them."""
-    name, pattern, calls = given.pattern.stem.partition("-")[0], str(given.pattern.resolve()), list[float]()
-    old, new = (
-        Version(tree, given.threads, folder / which)
-        for which, tree in (("old", given.old), ("new", given.new))
-    )
+    name, pattern = given.pattern.stem.partition("-")[0], str(given.pattern.resolve())
+    trees = {"old": given.old, "new": given.new}
+    old, new = (Version(tree, given.threads, folder / which) for which, tree in trees.items())
+    more = {"model": name, "sparsity": 0, "pattern": pattern, "tune": given.tune}
     seconds = []
     for version in (old, new):
-        file = str(folder / "model.aero")
-        version.ask("save", model=name, sparsity=0, pattern=pattern, tune=given.tune, file=file)
+        version.ask("save", file=str(folder / "model.aero"), **more)
         seconds.append(version.cpu)
-        version.ask("call", model=name, times=5)
-    for _ in range(given.rounds):
-        spent = [version.ask("call", model=name, times=3) for version in (old, new)]
-        calls.append(spent[0] / spent[1])
-    old.close()
-    new.close()
-    row: dict[str, Any] = {
-        "kind": "versions own",
-        "pattern": given.pattern.stem,
-        "threads": given.threads,
-        "call": [round(float(q), 4) for q in np.quantile(calls, [0.25, 0.5, 0.75])],
-        "compile, CPU s": [round(s, 1) for s in seconds],
-    }
-    print(f"new is {row['call'][1]:.3f} times as fast as old (quartiles {row['call']})")
+    row = _row("versions own", given, call=_in_turn(old, new, name, given.rounds))
+    row["compile, CPU s"] = [round(s, 1) for s in seconds]
     print(f"compiling took {seconds[1] / seconds[0]:.2f} times the CPU seconds ({row['compile, CPU s']})")
     return [row]
 

@@ -86,14 +86,15 @@ def chosen(
     if lazy:
         raise InvalidArgument(f"'{lazy[0]}' has no weight yet: call the model once on an example first")
     for name, one in wanted.items():
-        why = computed(one.module, score)
+        why = _why_not(one.module, score)
         if why:
             raise InvalidArgument(f"'{name}' {why}")
     return wanted
 
 
-def computed(module: nn.Module, score: str) -> str:
-    """Why a layer whose weight is computed from others cannot be pruned; "" where it can."""
+def _why_not(module: nn.Module, score: str) -> str:
+    """What keeps a layer from being pruned: its weight is not there, or computed from others; "" where
+    nothing does."""
     weight: Any = module.weight
     if weight.is_meta:
         return "has no weight yet, the model is on the meta device: load its weights first"

@@ -10,13 +10,13 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from aerogel.progress import Progress
-from aerogel.pruning.gram import Sums, images, inference, own, parts
+from aerogel.pruning.gram import Sums, inference, own, parts
 from aerogel.pruning.judge import Answers, answers, distance, with_floats
 from aerogel.pruning.layers import as_weight, filters_first
 from aerogel.pruning.masks import masks, most
 from aerogel.pruning.obs import Problem, costs
 from aerogel.pruning.shares import Curve
-from aerogel.runtime.eager import Call
+from aerogel.runtime.eager import Call, images
 
 LEVELS = (0.3, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.98)
 IMAGES = 512

@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 
 from aerogel.errors import InvalidArgument
 from aerogel.pruning.layers import columns, filters_first, groups, owned_once, results, windows
-from aerogel.runtime.eager import Call
+from aerogel.runtime.eager import Call, images
 
 PIXELS, EACH = 1 << 14, 16
 """Pixels that are picked in all, and of each image at least."""
@@ -88,11 +88,6 @@ class Pick:
         """What a layer answers there: pixels x filters."""
         found = results(module, y.detach())
         return found[self.of(number, found.shape[:-1])]
-
-
-def images(call: Any) -> int:
-    """Images of a call, or of what will be one."""
-    return next((t.shape[0] for t in pytree.tree_leaves(call) if isinstance(t, torch.Tensor) and t.dim()), 1)
 
 
 class _Enough(BaseException):

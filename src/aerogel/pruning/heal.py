@@ -21,10 +21,11 @@ from aerogel.errors import InvalidArgument
 from aerogel.ir import ceil_div
 from aerogel.progress import Progress, shown
 from aerogel.pruning.distance import Distance, with_zeros
-from aerogel.pruning.gram import images, inference
+from aerogel.pruning.gram import inference
 from aerogel.pruning.held import attached
 from aerogel.pruning.mistakes import a_count, a_module, real, walkable
 from aerogel.pruning.norms import estimate
+from aerogel.runtime.eager import images
 
 LOOKS, PATIENCE = 10, 3
 """How often held out calls are looked at, and after how many looks without gain it is enough."""

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from aerogel.pruning.gram import images, inference
+from aerogel.pruning.gram import inference
 from aerogel.pruning.judge import answers, distance
-from aerogel.runtime.eager import Call
+from aerogel.runtime.eager import Call, images
 
 FEWEST = 16
 """Images of a call, on average, from which batch norm is estimated again."""

@@ -16,13 +16,13 @@ from aerogel.progress import Progress
 from aerogel.pruning import obs
 from aerogel.pruning.asked import Asked, masked
 from aerogel.pruning.curves import curves
-from aerogel.pruning.gram import gathered, images, order, own, parts, targets
+from aerogel.pruning.gram import gathered, order, own, parts, targets
 from aerogel.pruning.held import attached, mark
 from aerogel.pruning.layers import as_weight, filters_first, owned_once, prunable, under
 from aerogel.pruning.masks import most
 from aerogel.pruning.norms import settle
 from aerogel.pruning.shares import even
-from aerogel.runtime.eager import Call
+from aerogel.runtime.eager import Call, images
 from aerogel.runtime.weights import as_weights
 
 

@@ -46,12 +46,17 @@ def as_call(args: Any, kwargs: Mapping[str, Any] | None) -> Call:
     return copied
 
 
+def images(call: Any) -> int:
+    """Images of a call, or of what will be one: rows of its first tensor that has any dimension."""
+    return next((t.shape[0] for t in pytree.tree_leaves(call) if isinstance(t, torch.Tensor) and t.dim()), 1)
+
+
 def first_image(call: Call) -> Call:
-    """The call with the first image of every batch: of tensors with as many rows as the first has."""
-    sizes = [t.shape[0] for t in pytree.tree_leaves(call) if isinstance(t, torch.Tensor) and t.dim()]
+    """The call with the first image of every batch: of tensors with as many rows as the call has images."""
+    many = images(call)
 
     def first(t: torch.Tensor) -> torch.Tensor:
-        return t[:1] if t.dim() and t.shape[0] == sizes[0] else t
+        return t[:1] if t.dim() and t.shape[0] == many else t
 
     args, kwargs = pytree.tree_map_only(torch.Tensor, first, call)
     return args, kwargs
