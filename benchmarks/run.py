@@ -7,6 +7,8 @@ r"""A whole model: aerogel beside its opponents, interleaved in one run.
         --dtype float16 --against openvino-int8
     python -m benchmarks.run resnet50 --pattern ../shared/patterns/resnet50-90.npz \
         --isa avx2 --against torch,inductor,openvino
+    python -m benchmarks.run resnet50 --sparsity 0.9 --block 1x4 --dtype int8 \
+        --against openvino-int8,onnxruntime,openvino
 
 `ratio.NAME` is the median over the rounds of opponent / aerogel, each round's pair taken one after the other;
 `interval` is its 95 % interval (bootstrap); `ratio.fastest` is to whichever opponent has the lowest median.
@@ -40,7 +42,7 @@ from aerogel.backends.cpu.backend import Cpu
 from aerogel.ir import host
 from aerogel.tune.measure import interleaved
 from aerogel.zoo.models import MODELS, Call, example, make, prune
-from benchmarks.harness.opponents import OPPONENTS, outputs, prepare
+from benchmarks.harness.opponents import OPPONENTS, calibration, outputs, prepare
 from benchmarks.zoo.patterns import prune_pattern
 
 HELD = {
@@ -50,6 +52,8 @@ HELD = {
 }
 """What holds others to AVX2. onnxruntime cannot be held."""
 _NAMES = {"avx512": "AVX-512", "avx2": "AVX2"}
+REPRUNED = 0.9
+"""The most of a layer's L1 norm that may go into other blocks."""
 QUANTILES = {"min": 0.0, "p25": 0.25, "p50": 0.5}
 
 
@@ -62,13 +66,18 @@ def main() -> None:
     parser.add_argument(
         "--sparsity", type=float, default=0.0, help="magnitude pruning, where there is no pattern"
     )
+    parser.add_argument(
+        "--block",
+        default="unstructured",
+        help="what goes together under --sparsity, such as 1x4; masks of --pattern are repruned to it",
+    )
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--size", type=int, help="image side; each model has its usual one")
     parser.add_argument(
         "--dtype",
-        choices=("float16", "bfloat16"),
-        help="aerogel in half precision; opponents say theirs by name",
+        choices=("float16", "bfloat16", "int8"),
+        help="aerogel in half precision or int8; opponents say theirs by name",
     )
     parser.add_argument(
         "--without-amx",
@@ -90,23 +99,17 @@ def main() -> None:
     if given.isa and not HELD.items() <= os.environ.items():  # read when libraries are loaded
         os.execve(sys.executable, [sys.executable, "-m", "benchmarks.run", *sys.argv[1:]], os.environ | HELD)
     torch.set_num_threads(given.threads)
-    model = make(given.model)
-    model = (
-        prune_pattern(model, given.pattern)
-        if given.pattern
-        else prune(model, given.sparsity)
-        if given.sparsity
-        else model
-    )
     size = given.size or MODELS[given.model][1]
     call = example(given.model, given.batch, size)
+    model = pruned(given, call)
     dtype = getattr(torch, given.dtype) if given.dtype else None
     against = given.against.split(",")
     if given.isa and "onnxruntime" in against:
         parser.error("onnxruntime cannot be held to AVX2: leave it out")
     with using(Cpu(replace(host().lower(given.isa or host().isa), threads=given.threads))):
         result = compare(model, call, against, given.threads, given.rounds, given.tune, given.explain, dtype)
-    what = given.pattern.stem if given.pattern else f"{given.sparsity:.0%}"
+    blocks = "" if given.block == "unstructured" else f" {given.block}"
+    what = (given.pattern.stem if given.pattern else f"{given.sparsity:.0%}") + blocks
     result |= {
         "model": given.model,
         "pruning": what,
@@ -121,7 +124,24 @@ def main() -> None:
         given.json.write_text(json.dumps(result, indent=1))
     if given.append:
         with given.append.open("a") as file:
-            file.write(json.dumps({k: v for k, v in result.items() if k != "plan"}) + "\n")
+            file.write(json.dumps({k: v for k, v in result.items() if k not in ("plan", "notes")}) + "\n")
+
+
+def pruned(given: argparse.Namespace, call: Call) -> torch.nn.Module:
+    """With its zeros: real masks, those repruned to blocks at the same sparsity, or by magnitude."""
+    model, dense = make(given.model), make(given.model)
+    if given.pattern:
+        model = prune_pattern(model, given.pattern)
+        if given.block == "unstructured":
+            return model
+        more: Any = {"pattern": given.block, "dense": dense, "max_weight_loss": REPRUNED}
+        print(aerogel.reprune(model, call[0], **more))
+        return aerogel.finalize(model)
+    if not given.sparsity:
+        return model
+    if given.block == "unstructured":
+        return prune(model, given.sparsity)
+    return aerogel.finalize(aerogel.prune(model, given.sparsity, pattern=given.block))
 
 
 def compare(
@@ -138,7 +158,8 @@ def compare(
     args, kwargs = call
     with torch.no_grad():
         began = time.perf_counter()
-        fast = aerogel.compile(model, args, kwargs, tune=tune, store=mkdtemp(), dtype=dtype)
+        seen = calibration(call) if dtype == torch.int8 else None
+        fast = aerogel.compile(model, args, kwargs, tune=tune, store=mkdtemp(), dtype=dtype, calibration=seen)
         spent = time.perf_counter() - began
         runs, absent = prepare(against, model, call, threads)
         error = network_error(model, fast, call, runs)
@@ -158,8 +179,8 @@ def compare(
         times.items()}, "ratio": {n: float(np.median(r)) for n, r in ratios.items()} | {"fastest":
         float(np.median(ratios[fastest]))}, "interval": interval, "fastest": fastest, "absent": absent,
         "rounds": rounds, "threads": threads, "compile_s": spent, "error": error, "how": str(fast.how),
-        "sparse_flops": sparse_share(fast), "plan": json.loads(fast.plan.to_json()), "target":
-        str(fast.plan.target), "torch": torch.__version__,
+        "sparse_flops": sparse_share(fast), "notes": list(fast.notes),
+        "plan": json.loads(fast.plan.to_json()), "target": str(fast.plan.target), "torch": torch.__version__,
     }  # fmt: skip
 
 

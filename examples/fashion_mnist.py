@@ -110,9 +110,11 @@ def train(
     what: str,
     schedule: Any = None,
     teacher: Tensor | None = None,
+    bf16: bool = False,
 ) -> None:
     """Any loop will do; `schedule.step()` is the only line that pruning adds. `teacher` has a dense model's
-    answers for every image as it is and flipped."""
+    answers for every image as it is and flipped; `bf16` multiplies in half precision, which AMX does
+    more than twice as fast."""
     x, labels = data
     optimizer = torch.optim.AdamW(model.parameters(), rate, weight_decay=0.01)
     rates = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=steps, pct_start=0.2)
@@ -123,7 +125,9 @@ def train(
         flipped = torch.rand(batch) < 0.5
         images = torch.where(flipped[:, None, None, None], images.flip(3), images)
         optimizer.zero_grad()
-        answers = model(images)
+        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+            answers = model(images)
+        answers = answers.float()
         loss = F.cross_entropy(answers, labels[chosen], label_smoothing=0.05)
         if teacher is not None:
             loss = loss + SOFT**2 * F.cross_entropy(

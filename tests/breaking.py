@@ -57,6 +57,8 @@ def broken(file: str, find: str, put: str) -> Iterator[Path]:
             # compiled Python goes along: its sources keep their times
             shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("results"))
         shutil.copy(ROOT / "pyproject.toml", copy)
+        (copy / "benchmarks" / "results").mkdir()
+        shutil.copy(ROOT / "benchmarks" / "results" / "gpu_simulated.json", copy / "benchmarks" / "results")
         if file:
             target = copy / "src" / "aerogel" / file
             text = target.read_text()

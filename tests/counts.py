@@ -1,8 +1,8 @@
 """How often each promise is tried, and with which seeds.
 
-`--nightly` takes the full counts, a plain run (CI) a tenth of them, `--quick` a fiftieth. Seeds follow the
-commit's hash, so that a clean clone tests what CI tests and the next commit something else; `--seed` repeats
-a run.
+`--nightly` takes the full counts, a plain run (CI) a tenth of them at most, `--quick` a fiftieth at most.
+Seeds follow the commit's hash, so that a clean clone tests what CI tests and the next commit something else;
+`--seed` repeats a run.
 """
 
 from __future__ import annotations
@@ -29,6 +29,11 @@ FULL = {
     "half-special": 1_000,
     "idle": 2_000,
     "idle-special": 1_000,
+    "bytes": 20_000,
+    "bytes-edges": 3_000,
+    "depthwise": 20_000,
+    "depthwise-edges": 3_000,
+    "bytemaps": 6_000,
     "threads": 1_000,
     "workspaces": 500,
     "fork": 200,
@@ -59,19 +64,23 @@ FULL = {
 neon are for each method, all kinds together."""
 CI = {
     "hostile ONNX": 60,
-    "exact": 500,
-    "real": 500,
+    "exact": 300,
+    "real": 300,
     "edges": 200,
-    "half": 120,
-    "half-edges": 120,
+    "half": 80,
+    "half-edges": 80,
+    "bytes": 300,
+    "bytes-edges": 120,
+    "depthwise": 300,
+    "depthwise-edges": 120,
     "opencl": 40,
-    "fuzz networks": 50,
-    "structural mutants": 1_000,
-    "stress, seconds": 20,
-    "faults": 16,
+    "fuzz networks": 32,
+    "structural mutants": 800,
+    "stress, seconds": 12,
+    "faults": 12,
 }
 CI |= {"soak calls": 300, "soak compiles": 8}
-"""Where a plain run takes something else than a tenth."""
+"""Where a plain run takes something else than a tenth; `--quick` takes no more."""
 LEAST = {"kill -9": 100}
 """What even --quick takes: a writer that tears files is not seen with fewer."""
 SCALES = {"nightly": 1.0, "ci": 0.1, "quick": 0.02}
@@ -99,7 +108,9 @@ def count(name: str, share: float = 1.0) -> int:
     """How many of them this run takes, at least one; `share` of them where they are dealt out to several
     tests."""
     usual = FULL[name] * SCALES[mode()]
-    many = CI.get(name, usual) if mode() == "ci" else usual
+    many = usual
+    if mode() != "nightly" and name in CI:
+        many = CI[name] if mode() == "ci" else min(usual, CI[name])
     return max(LEAST.get(name, 1), round(many * share))
 
 

@@ -34,6 +34,10 @@ SWEEPS = (
     ("half-special", 60, "1"),
     ("real", 40, "1,2,3"),
 )
+BYTES = {
+    "quads": (("bytes", 60, "1"), ("bytes-edges", 100, "1")),
+    "depthwise": (("depthwise", 60, "1"), ("depthwise-edges", 100, "1")),
+}
 
 
 def words(fault: Fault) -> list[list[str]]:
@@ -52,7 +56,7 @@ def _wide(fault: Fault) -> list[list[str]]:
     if fault.caught_by != SUITE:
         return [[fault.caught_by]]
     method = METHOD.get(fault.file, "direct")
-    sweeps = (*(IDLE if method == "actsparse" else ()), *SWEEPS)
+    sweeps = BYTES.get(method, (*(IDLE if method == "actsparse" else ()), *SWEEPS))
     head = ["tests.suite", "--method", method, "--stop", "1"]
     return [
         [*head, "--kind", kind, "--threads", threads, "--count", str(count)]

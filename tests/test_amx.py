@@ -46,7 +46,7 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_the_engine_does_the_work() -> None:
     """A product for each load of a tile, as many of each as the loop is unrolled; the engine is configured
     and given back."""
-    found = llvm.object_code(amx.emit(CODE), "avx512", amx=True)
+    found = llvm.object_code(amx.emit(CODE), "avx512", "amx_bf16")
     loads, products = (
         len(re.findall(code, found, re.DOTALL)) for code in (rb"\xc4.\x7b\x4b", rb"\xc4\xe2[\x42\x4a]\x5c")
     )
@@ -90,7 +90,7 @@ def test_emulated_tiles_are_right(module: CpuForm, kind: str, emulated: list[str
 def test_code_for_amx_is_refused_without_it() -> None:
     if "amx_bf16" in host().extras:
         pytest.skip("this machine has AMX")
-    with pytest.raises(PlanMismatch, match="with AMX"):
+    with pytest.raises(PlanMismatch, match="with amx_bf16"):
         amx.function(CODE)
     config = next(tilewise.configs(CONV, WITH, Stats.of(np.ones(CONV.weight_shape, np.float32))))
     weight = np.zeros(CONV.weight_shape, np.uint16)

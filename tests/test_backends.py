@@ -93,9 +93,9 @@ def test_a_busy_moment_does_not_cost_the_model() -> None:
 def test_a_cpu_held_to_less_runs_nothing_else(isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made, build = set[str](), llvm.function
 
-    def noting(code: str, entry: str, emit: Any, isa: str, **given: Any) -> Any:
+    def noting(code: str, entry: str, emit: Any, isa: str, extra: str = "") -> Any:
         made.add(isa)
-        return build(code, entry, emit, isa, **given)
+        return build(code, entry, emit, isa, extra)
 
     monkeypatch.setattr(llvm, "function", noting)
     model, x = sparse(Small()), torch.randn(1, 3, 24, 24)
@@ -119,6 +119,7 @@ _NEW = {
 from aerogel.methods.direct import DEMANDS, ROUNDING, SKIPS_INPUT, SUMMARY
 
 NAME, PAPER, RANK = "twin", "no paper", 0
+NOT_ON = {"gpu": "twin has no GPU form"}
 ''',
     "cpu.py": '''"""`twin` on CPUs."""
 
@@ -154,14 +155,6 @@ def build(packed, conv, config, target, reads, writes, rows=None):
 
 def pixels(*given):
     return direct.pixels(*given)
-''',
-    "gpu.py": '''"""`twin` on GPUs."""
-
-NAME = "twin"
-
-
-def refuse(conv, target, stats):
-    return "twin has no GPU form"
 ''',
 }
 _USED = """
@@ -199,7 +192,7 @@ def test_a_new_method_is_one_folder_and_one_name(tmp_path: Path) -> None:
     for name, text in _NEW.items():
         (folder / "twin" / name).write_text(text)
     listed = (folder / "__init__.py").read_text()
-    (folder / "__init__.py").write_text(listed.replace('"actsparse")', '"actsparse", "twin")'))
+    (folder / "__init__.py").write_text(listed.replace('"quads"', '"quads", "twin"'))
     path = os.pathsep.join([str(tmp_path / "src"), str(tmp_path)])
     environment = {**os.environ, "PYTHONPATH": path}
     command = [sys.executable, "-c", _USED]

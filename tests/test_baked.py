@@ -12,8 +12,8 @@ from aerogel.backends.cpu.threads import run
 from aerogel.codegen.cpu import machine
 from aerogel.errors import InvalidFile, ShapeError
 from aerogel.ir import Array, Config, Conv, Packed, Place, Stats, Target, host
+from aerogel.methods import gpu_form
 from aerogel.methods.baked import cpu as baked
-from aerogel.methods.baked import gpu
 from aerogel.reference import reference
 from tests.suite.run import worth_it
 
@@ -184,4 +184,4 @@ def test_windows_beyond_32_bits_are_refused() -> None:
 
 
 def test_gpus_are_told_where_to_look() -> None:
-    assert "stridepack" in str(gpu.refuse(CONV, None, Stats(1, 1)))  # type: ignore[arg-type]
+    assert "stridepack" in str(gpu_form("baked").refuse(CONV, None, Stats(1, 1)))

@@ -140,7 +140,7 @@ def test_mistakes_before_any_work(file: str, monkeypatch: pytest.MonkeyPatch) ->
         ("--max-drop", "1"),
         ("--minutes", "0"),
         ("--pattern", "some"),
-        ("--dtype", "int8"),
+        ("--dtype", "int4"),
         ("--plot", "p.txt"),
     ):
         assert flag in refused([*head, flag, value, *real], 2)
@@ -166,3 +166,16 @@ def test_files_without_layers_are_refused(built: str) -> None:
     assert done.exit_code == 0, done.output
     said = refused(["slim", "m.aero", "-o", "out.aero", "--calibration", "inputs.npy"], 1)
     assert "has no layers to prune: slim takes model.onnx or package.module:build" in said
+
+
+def test_where_no_step_keeps_the_score_nothing_is_written(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from aerogel.pruning import slim as search
+
+    scores = iter([1.0])
+    monkeypatch.setattr(search, "agreement", lambda wanted, got: next(scores, 0.0))
+    words = ["--sparsity", "0.5", *SHAPE, "--calibration", "inputs.npz", "--minutes", "0.05", "--quiet"]
+    done = CliRunner().invoke(app, ["slim", file, "-o", "out.onnx", "--recipe-out", "recipe.json", *words])
+    assert done.exit_code == 1, done.output
+    assert "Nothing was written. Allow more with --max-drop" in done.stdout
+    assert not Path("out.onnx").exists()
+    assert not Path("recipe.json").exists()

@@ -11,6 +11,7 @@ from aerogel.errors import InvalidFile
 from aerogel.ir import Config, Conv, Packed, Stats, host
 from aerogel.ir.tensors import private_ops
 from aerogel.methods.dense import cpu as dense
+from aerogel.reference import reference
 from tests.conftest import Hidden
 from tests.suite.cases import case
 from tests.suite.sweep import sweep
@@ -39,6 +40,22 @@ def test_without_a_private_op_the_plain_form_remains(missing: str, monkeypatch: 
     done = sweep("dense", "exact", range(200))
     assert done.ran == 200
     assert not done.failures
+
+
+@pytest.mark.parametrize("pad", ["2x0x2x1", "2x1"])
+def test_one_channel_with_a_stride_across_columns_only(pad: str) -> None:
+    """oneDNN misreads it in channels_last; whatever is offered must not."""
+    conv = Conv.parse(f"n2c1h9w3k1r3s3u1x2p{pad}+relu")
+    random = np.random.default_rng(0)
+    x, weight = (random.integers(-8, 9, s).astype(np.float32) for s in (conv.x_shape, conv.weight_shape))
+    wanted = reference(x.astype(np.float64), weight.astype(np.float64), conv)
+    for config in dense.configs(conv, host(), ANY):
+        packed = dense.pack(weight, conv, config)
+        made = dense.build(packed, conv, config, host(), *dense.layouts(conv, config, host()))
+        buffer = np.zeros(made.reads.elements(x.shape), np.float32)
+        made.reads.write(buffer, x)
+        got = made.call(torch.from_numpy(made.reads.view(buffer, x.shape)), None, None)
+        assert np.array_equal(got.numpy(), wanted), config
 
 
 def test_dense_within_the_bound_on_real_numbers() -> None:

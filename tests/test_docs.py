@@ -27,8 +27,11 @@ def test_tables_are_generated() -> None:
 
 
 def test_the_chart_shows_the_result_file() -> None:
-    lines = (ROOT / "benchmarks" / "results" / "models.jsonl").read_text().splitlines()
-    wanted = chart.shown([json.loads(line) for line in lines])
+    floats, quantized = (
+        [json.loads(line) for line in (tables.RESULTS / f"{name}.jsonl").read_text().splitlines()]
+        for name in ("models", "int8_models")
+    )
+    wanted = chart.shown(floats, quantized)
     for theme in chart.INKS:
         assert wanted in (chart.FOLDER / f"speed-{theme}.svg").read_text(), (
             "run python -m benchmarks.harness.tables"
@@ -53,6 +56,7 @@ BENCHMARKS = (
     "experiments.activity",
     "experiments.in_network",
     "experiments.slim",
+    "experiments.int8",
     "experiments.slim_ocr",
     "experiments.slim_upscale",
     "experiments.lanes",

@@ -145,6 +145,7 @@ def same(found: dict[str, Any], wanted: dict[str, Any]) -> None:
             assert np.array_equal(np.asarray(found[name]["values"], np.float32), answer.reshape(-1))
 
 
+@pytest.mark.turns(3)
 def test_ray_data_survives_a_killed_actor(cluster: str, model: Path, tmp_path: Path) -> None:
     many, out = count("ray images"), tmp_path / "answers.npz"
     run = [sys.executable, "-m", "tests.rayed", "predict", str(model), str(many), "kill", str(out)]
@@ -164,6 +165,7 @@ def command(*words: object) -> list[str]:
     return [sys.executable, "-c", "from aerogel.cli.main import app; app()", *map(str, words)]
 
 
+@pytest.mark.turns(3)
 def test_a_batch_goes_on_where_it_was(cluster: str, model: Path, tmp_path: Path, bucket: str) -> None:
     """The driver is killed at three points; then on S3, whole."""
     import s3fs
@@ -338,6 +340,7 @@ def exported(url: str, wanted: set[str], seconds: float) -> set[str]:
         time.sleep(1)
 
 
+@pytest.mark.turns(3)
 def test_a_service_stays_up(cluster: str, model: Path, tmp_path: Path) -> None:
     """A replica killed under eight clients, replicas that come by load, malformed requests, and an end that
     answers what it has."""

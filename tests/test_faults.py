@@ -54,3 +54,10 @@ def test_every_fault_has_a_smallest_test() -> None:
     assert wide <= set(smallest()), (
         f"python -m tests.faults --locate finds what catches {sorted(wide - set(smallest()))}"
     )
+
+
+def test_every_fault_stands_once() -> None:
+    """In every run, and not only where its turn has come."""
+    for fault in FAULTS:
+        text = (counts.ROOT / "src" / "aerogel" / fault.file).read_text()
+        assert text.count(fault.find) == 1, f"{fault.why}: {fault.file} has it {text.count(fault.find)} times"

@@ -19,14 +19,13 @@ import torch
 
 from aerogel.backends.gpu.layer import Layer
 from aerogel.backends.gpu.opencl import OpenCL
-from aerogel.codegen.gpu import cost, nvrtc
+from aerogel.codegen.gpu import nvrtc
 from aerogel.errors import InvalidFile
-from aerogel.ir import Conv, Dtypes, Gpu, Idle, Pool, Stats, Weight
+from aerogel.ir import Config, Conv, Gpu, Idle, Pool, Stats, Weight
 from aerogel.methods import gpu_form
 from aerogel.methods.actsparse import gpu as actsparse
 from aerogel.methods.direct import gpu as direct
 from aerogel.methods.stridepack import gpu as stridepack
-from aerogel.methods.stridepack import spf
 from benchmarks.experiments import gpu_facts, gpu_triton, sass
 from benchmarks.experiments.sim import write
 from benchmarks.zoo import patterns
@@ -100,6 +99,23 @@ def test_layers_of_several_stages_and_groups(kind: str, text: str) -> None:
     assert (found() - wanted).abs().max() < 1e-4
 
 
+def test_pixels_below_the_last_row_are_not_read() -> None:
+    conv = Conv.parse("n1c1h5w8k2r1s1u1p0")
+    weight = np.ones(conv.weight_shape, np.float32)
+    for per, wanted in ((4, 1), (1, 0)):
+        config = Config.parse(f"direct/filters=1,images=1,per={per},pixels=32,rows=2")
+        launch = direct.build(direct.pack(weight, conv, config), conv, config)[0]
+        assert dict(launch.code.macros)["CHECKED"] == wanted
+
+
+def test_pixels_below_each_other_with_a_stride() -> None:
+    conv = Conv.parse("n1c3h13w9k5r3s3u2p1")
+    config = Config.parse("direct/filters=1,images=1,per=4,pixels=32,rows=2")
+    x = torch.arange(3 * 13 * 9, dtype=torch.float32).view(conv.x_shape)
+    y = Layer(OpenCL(), conv, config, Weight(np.ones(conv.weight_shape, np.float32)))(x, None, None)
+    assert torch.equal(y, torch.conv2d(x, torch.ones(conv.weight_shape), None, 2, 1))
+
+
 RACES = """
 import numpy as np, sys, torch
 from aerogel.ir import Config, Conv, Weight
@@ -111,14 +127,18 @@ y = Layer(OpenCL(), conv, config, Weight(weight))(torch.ones(conv.x_shape), torc
 assert torch.equal(y, torch.conv2d(torch.ones(conv.x_shape), torch.from_numpy(weight), None, 1, conv.pad[:2]))
 """
 TINY = {
-    "direct": "direct/chunk=8,filters=2,images=1,per=1,pixels=32,rows=2",
+    "direct": "direct/filters=2,images=1,per=2,pixels=32,rows=2",
     "stridepack":
-        "stridepack/baked=0,buffers=2,channels=8,reorganized=1,tile_p=1,tile_q=1,warps_p=1,warps_q=2,wide=4",
+        "stridepack/baked=0,buffers=2,channels=8,deep=1,reorganized=1,tile_p=1,tile_q=1,warps_p=1,warps_q=2,wide=4",
     "one buffer":
-        "stridepack/baked=0,buffers=1,channels=8,reorganized=0,tile_p=1,tile_q=1,warps_p=1,warps_q=2,wide=1",
+        "stridepack/baked=0,buffers=1,channels=8,deep=1,reorganized=0,tile_p=1,tile_q=1,warps_p=1,warps_q=2,wide=1",
     "baked":
-        "stridepack/baked=1,buffers=1,channels=8,reorganized=0,tile_p=1,tile_q=1,warps_p=1,warps_q=1,wide=1",
-    "actsparse": "actsparse/channels=8,filters=1,tile_p=1,tile_q=2,warps_p=1,warps_q=2,wide=4",
+        "stridepack/baked=1,buffers=1,channels=8,deep=1,reorganized=0,tile_p=1,tile_q=1,warps_p=1,warps_q=1,wide=1",
+    "baked, 16 bytes at a time":
+        "stridepack/baked=1,buffers=1,channels=8,deep=1,reorganized=0,tile_p=1,tile_q=1,warps_p=1,warps_q=1,wide=4",
+    "actsparse": "actsparse/channels=8,filters=1,lists=0,tile_p=1,tile_q=2,warps_p=1,warps_q=2,wide=4",
+    "actsparse by lists":
+        "actsparse/channels=32,filters=2,lists=1,tile_p=2,tile_q=2,warps_p=1,warps_q=2,wide=4",
 }  # fmt: skip
 
 
@@ -157,6 +177,25 @@ def test_every_kernel_compiles_without_spills(kind: str, arch: str) -> None:
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
+@pytest.mark.parametrize(
+    "text", ["n1c64h56w56k64r3s3u1p1+bias", "n1c128h28w28k512r1s1u1p0", "n1c32h28w28k40r3s3u2p1"]
+)
+def test_the_dense_opponent_keeps_x_in_registers(text: str, tmp_path: Path) -> None:
+    """In PTX, which a simulator runs as it stands: at most 0.3 loads of x for each FMA."""
+    source = write.launches_of(*_random(text), "dense", None)[0][0].code.text()
+    (tmp_path / "kernel.cu").write_text(source)
+    ptx = tmp_path / "kernel.ptx"
+    subprocess.run(
+        ["nvcc", "-ptx", "-arch=sm_75", "-o", str(ptx), str(tmp_path / "kernel.cu")],
+        check=True,
+        capture_output=True,
+    )
+    loads, macs = (ptx.read_text().count(name) for name in ("ld.shared", "fma.rn.f32"))
+    assert macs >= 64
+    assert 0 < loads <= 0.3 * macs
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
 def test_tiles_are_copied_without_registers(tmp_path: Path) -> None:
     conv, weight = _random("n1c64h56w56k64r3s3u1p1+bias")
     (tmp_path / "kernel.cu").write_text(write.launches_of(conv, weight, "stridepack", None)[0][0].code.text())
@@ -180,9 +219,8 @@ def test_every_kernel_compiles_for_amd(kind: str) -> None:
     for launch in write.launches_of(conv, weight, kind, None)[0]:
         facts = gpu_facts.amd(launch.code)
         assert facts["spilled"] == 0
-        assert 0 < facts["registers"] <= (512 if kind == "baked" else 128), (
-            "clang moves the weights of baked code into registers"
-        )
+        # clang moves the weights of baked code into registers; 256 leave room for two waves of eight
+        assert 0 < facts["registers"] <= {"baked": 512, "dense": 256}.get(kind, 128)
 
 
 @pytest.mark.parametrize("kind", ["direct", "stridepack"])
@@ -217,40 +255,6 @@ def test_f16_of_several_stages(name: str, sums: str) -> None:
     assert torch.equal(y.float(), torch.conv2d(x.float(), torch.from_numpy(weight).float(), bias))
 
 
-def test_the_cost_model_counts_what_the_machine_code_has() -> None:
-    """Instructions of each kernel's hot loop on sm_80, for each multiplication: the formulas within a quarter
-    of what is there."""
-    for text in counts.some([f"n4c64h56w56k64r3s3u1p1{kind}" for kind in ("", ":f16", ":f16.f16.f16.f16")]):
-        conv, weight = _random(text)
-        weight = weight.astype(np.float32 if conv.dtypes == Dtypes() else np.float16)
-        stats = Stats.of(weight, Idle(80, 60, 50))
-        for module in (direct, stridepack, *([actsparse] if conv.dtypes == Dtypes() else [])):
-            offered = [c for c in module.configs(conv, TARGET, stats) if not dict(c.options).get("baked")]
-            for config in offered[:3]:
-                code = module.build(module.pack(weight, conv, config), conv, config)[-1].code
-                seen = sass.hot_loop(gpu_triton.disassembled(nvrtc.compile_for(code, "sm_80")[0]))
-                own = module.loop(config) if module is actsparse else module.loop(config, conv.dtypes)
-                counted, said = sum(seen.values()) / seen["mac"], own.all / own.mac
-                assert abs(said - counted) <= 0.25 * counted, (
-                    f"{config}: {said:.2f} in the model, {counted:.2f} in the code, a mac"
-                )
-
-
-def test_the_model_knows_what_is_more_work() -> None:
-    """Modelled times grow with the work, and dense's is near what the data sheet allows."""
-    conv, weight = _random("n16c256h14w14k256r3s3u1p1")
-    config = next(direct.configs(conv, TARGET, Stats.of(weight)))
-    few, many = (
-        cost.microseconds(direct.work(conv, config, Stats(10**6, n)), cost.A100) for n in (10**4, 10**5)
-    )
-    assert few < many
-    macs = conv.dense_flops / 2
-    for kind, peak in (("f32", 19.5e12), ("tf32", 156e12), ("f16", 312e12)):
-        us = cost.dense(conv, cost.A100, kind)
-        assert 2 * macs / peak * 1e6 < us < 4 * 2 * macs / peak * 1e6 + 5
-    assert cost.dense(conv, cost.H100, "f16") < cost.dense(conv, cost.A100, "f16")
-
-
 @pytest.mark.turns(2)
 @pytest.mark.parametrize("kind", ["max", "average"])
 def test_pooling_in_the_same_kernel_has_the_same_bits(kind: str) -> None:
@@ -267,7 +271,8 @@ def test_pooling_in_the_same_kernel_has_the_same_bits(kind: str) -> None:
         )
         stats = Stats.of(weight, Idle(50, 30, 20))
         offered = actsparse.configs(conv, TARGET, stats)
-        config = next(c for c in offered if actsparse.takes_pool(conv, c, pool))
+        lists = (window + step) % 2
+        config = next(c for c in offered if c["lists"] == lists and actsparse.takes_pool(conv, c, pool))
         got = Layer(device, conv, config, Weight(weight), pool)(x, bias, None)
         wanted = torch.conv2d(x, torch.from_numpy(weight), bias, conv.stride, 1).relu()
         if kind == "max":
@@ -277,6 +282,22 @@ def test_pooling_in_the_same_kernel_has_the_same_bits(kind: str) -> None:
         torch.testing.assert_close(got, wanted, rtol=1e-6 if kind == "average" else 0, atol=0)
         done += 1
     assert done == 5
+
+
+def test_lists_skip_every_zero_and_nothing_else() -> None:
+    """What is left is counted: the share of x that is not zero, inside of the image."""
+    conv, weight = _random("n1c40h8w16k70r3s3u1p1", 1.0)
+    config = Config.parse(
+        "actsparse/channels=32,filters=4,lists=1,tile_p=2,tile_q=2,warps_p=2,warps_q=4,wide=4"
+    )
+    layer = Layer(OpenCL(), conv, config, Weight(weight))
+    x = torch.from_numpy(np.random.default_rng(1).standard_normal(conv.x_shape).astype(np.float32))
+    x[torch.from_numpy(np.random.default_rng(2).random(conv.x_shape) < 0.7)] = 0
+    wanted = torch.conv2d(x.double(), torch.from_numpy(weight).double(), None, 1, 1)
+    assert (layer(x, None, None) - wanted).abs().max() < 1e-4
+    assert abs(layer.active() - 0.3) < 0.06
+    layer(torch.zeros_like(x), None, None)
+    assert layer.active() == 0
 
 
 def test_no_kernel_uses_more_registers_than_it_did() -> None:
@@ -304,26 +325,6 @@ def test_padding_and_wavefronts_are_as_written_down() -> None:
         assert json.loads(json.dumps(gpu_facts.layer((own.conv, own.mask, True)))) == {
             k: v for k, v in row.items() if k != "layer"
         }
-
-
-def test_reorganized_slots_take_each_nonzero_once_and_no_bank_twice() -> None:
-    conv, weight = _random("c96k70r3s3u1p1", 0.2)
-    offered = [c for c in stridepack.configs(conv, TARGET, Stats.of(weight)) if c["reorganized"]]
-    config = next(c for c in offered if c["channels"] == 32)
-    places, counts, _ = stridepack.units(dict(stridepack.pack(weight, conv, config).arrays), conv, config)
-    slots = spf.reorganized(places, counts)
-    for own, order, count in zip(places, slots, counts, strict=True):
-        for lane in range(spf.LANES):
-            taken = order[:, lane][order[:, lane] >= 0]
-            assert sorted(taken.tolist()) == list(range(count[lane]))
-        longest = max(
-            int(count.max()), int(np.bincount(np.unique(own[order.max(0) >= 0]) % 32).max(initial=0))
-        )
-        assert len(order) <= 1.25 * longest + 2, "far from what Koenig's theorem allows"
-    assert spf.wavefronts(places, slots) == sum(len(s) for s in slots), "some slot has two words of a bank"
-    assert spf.wavefronts(places, spf.in_order(counts)) > 1.5 * sum(len(s) for s in slots), (
-        "nothing was gained"
-    )
 
 
 HARM: dict[str, dict[str, int | None]] = {

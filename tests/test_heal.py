@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 import aerogel
 from aerogel import AerogelError
-from aerogel.pruning.distance import _apart
+from aerogel.pruning.loss import _apart
 
 
 @pytest.fixture(autouse=True)
@@ -200,6 +200,16 @@ def test_one_number_is_no_class() -> None:
     assert float(_apart(wanted + 3, wanted)) == pytest.approx(9 / float(wanted.var(correction=0)))
     assert float(_apart(torch.eye(8), torch.eye(8))) == pytest.approx(0, abs=1e-6)
     assert float(_apart(torch.eye(8), torch.eye(8).flip(0))) > 0.1
+
+
+def test_a_softmax_at_the_end_is_seen_through() -> None:
+    """Probabilities are compared as what they are: nearly one against nearly zero is far, not at most two."""
+    wanted, other = torch.tensor([[9.0, -9.0]]), torch.tensor([[-9.0, 9.0]])
+    near, far = (float(_apart(t.softmax(1), wanted.softmax(1))) for t in (wanted, other))
+    assert near == pytest.approx(0, abs=1e-6)
+    assert far == pytest.approx(18, rel=0.1)
+    steps = torch.stack([wanted, other], 1).softmax(2)
+    assert float(_apart(steps.flip(1), steps)) == pytest.approx(18, rel=0.1)
 
 
 def test_few_calls_and_single_images() -> None:

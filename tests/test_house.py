@@ -145,7 +145,7 @@ def test_every_method_has_the_shape_of_one() -> None:
         assert name == method(name).NAME == cpu_form(name).NAME == gpu_form(name).NAME
         assert all(
             hasattr(method(name), part)
-            for part in ("PAPER", "SUMMARY", "SKIPS_INPUT", "RANK", "DEMANDS", "ROUNDING", "ON_GPUS")
+            for part in ("PAPER", "SUMMARY", "SKIPS_INPUT", "RANK", "DEMANDS", "ROUNDING", "NOT_ON")
         )
         assert all(
             hasattr(cpu_form(name), part)

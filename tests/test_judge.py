@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import aerogel
 from aerogel import AerogelError
-from aerogel.pruning.judge import FAR, agreement, distance
+from aerogel.pruning.judge import FAR, agreement, classes, distance
 from aerogel.pruning.steps import Steps
 
 LOGITS = torch.tensor([[3.0, 1.0], [0.0, 2.0]])
@@ -36,6 +36,25 @@ def test_whole_numbers_by_how_many_are_the_same() -> None:
     assert both([some], [some]) == (0.0, 1.0)
     assert both([some], [other]) == (0.25, 0.75)
     assert both([LOGITS, some], [LOGITS, other]) == (0.0, 0.75), "floats say how far it is"
+
+
+@pytest.mark.parametrize("shape", [(6, 5), (2, 3, 5)])
+def test_probabilities_are_classes(shape: tuple[int, ...]) -> None:
+    """A network that ends in softmax is as far as the same network without, also a row for each step of a
+    text, or classes of pixels."""
+    random = torch.Generator().manual_seed(0)
+    wanted, got = (torch.randn(shape, generator=random) for _ in range(2))
+    rows = both([wanted.reshape(-1, 5)], [got.reshape(-1, 5)])
+    pixels = [t.softmax(-1).movedim(-1, 1)[..., None] for t in (wanted, got)]
+    assert both([wanted.softmax(-1)], [got.softmax(-1)]) == pytest.approx(rows, rel=1e-4)
+    assert both([pixels[0]], [pixels[1]]) == pytest.approx(rows, rel=1e-4)
+    assert rows[0] > 0.1
+    assert rows[1] < 1
+
+
+def test_maps_are_no_classes() -> None:
+    some = torch.rand(2, 4, 5)
+    assert classes(some) is classes(some - 1) is classes(torch.ones(3, 1)) is classes(some[:0]) is None
 
 
 def test_sizes_that_follow_the_data() -> None:

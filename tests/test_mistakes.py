@@ -191,7 +191,7 @@ def test_an_example_by_keyword() -> None:
         ({"methods": (3,)}, "methods are dense.*3"),
         ({"methods": 3}, "methods"),
         ({"methods": ()}, "methods"),
-        ({"dtype": torch.int8}, "dtype is .*torch.bfloat16.*int8"),
+        ({"dtype": torch.int16}, "dtype is .*torch.bfloat16.*int16"),
         ({"dtype": "float8"}, "dtype is .*bfloat16.*float8"),
         ({"dtype": 16}, "dtype is .*bfloat16.*16"),
         ({"calibration": X}, r"calibration.*\[x"),

@@ -190,7 +190,7 @@ def test_a_schedule_resumes_from_its_own_state(state: Any) -> None:
         ({"speedup": "fast"}, "such as 2.0, not 'fast'"),
         ({"speedup": math.nan}, "such as 2.0, not nan"),
         ({"tune": "fastest"}, "'off', 'fast', 'full' or seconds"),
-        ({"dtype": torch.int8}, "torch.float16 or torch.bfloat16"),
+        ({"dtype": torch.int16}, 'torch.bfloat16 or "int8"'),
     ],
 )
 def test_advise(options: dict[str, Any], says: str) -> None:

@@ -219,6 +219,6 @@ def test_how_much_is_looked_at_is_counted_not_timed(monkeypatch: pytest.MonkeyPa
     model = nn.Linear(8, 8).eval()
     calls: Any = [((data(16, 8),), {})] * 6
     each = 2 * 16 * 8 * 8
-    for work, many in ((3 * 9 * each, 3), (100 * 9 * each, 6), (0, 1)):
-        monkeypatch.setattr("aerogel.pruning.curves.WORK", work)
-        assert len(_seen(model, calls, 9)[0]) == many
+    for work, many, levels in ((3 * 9, 3, 9), (100 * 9, 6, 9), (6, 1, 5), (4, 1, 3), (0, 1, 3)):
+        monkeypatch.setattr("aerogel.pruning.curves.WORK", work * each)
+        assert [*map(len, _seen(model, calls, 1))] == [many, levels]

@@ -27,8 +27,8 @@ SCRIPT = '</script><img src=x onerror="document.title=1">'
 def row(layer: str, us: float | None = 50.0, dense: float | None = 200.0, **more: Any) -> dict[str, Any]:
     return {
         "layer": layer, "conv": "n1c16h14w14k16r3s3u1p1+bias+relu", "sparsity": 0.9, "method": "direct",
-        "chosen": "direct/vectors=4 (Escort)", "idle": "", "us": us, "dense_us": dense, "in_network_us": None,
-        "others": {"dense": "200 us, direct 50 us"},
+        "chosen": "direct/vectors=4 (Escort)", "idle": "", "lost": None, "us": us, "dense_us": dense,
+        "in_network_us": None, "others": {"dense": "200 us, direct 50 us"},
     } | more  # fmt: skip
 
 

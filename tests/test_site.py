@@ -35,6 +35,7 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     assert "calibration" in text
 
 
+@pytest.mark.turns(2)
 def test_snippets_and_docstrings_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AEROGEL_CACHE", str(tmp_path / "cache"))
     here = tmp_path / "here"

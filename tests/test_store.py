@@ -96,7 +96,7 @@ def test_a_record_under_another_name_is_a_miss(tmp_path: Path) -> None:
     store, weight, other = Store(tmp_path, Cpu(host())), _weight(), _weight(seed=1)
     store.put_layer(weight, _choice(weight), "fast")
     (path,) = tmp_path.rglob("*.json")
-    path.rename(path.with_stem(mask_digest(other)))
+    path.parent.rename(path.parent.with_name(mask_digest(other)))
     assert store.layer(CONV, other, "fast") is None
 
 

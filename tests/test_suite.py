@@ -9,13 +9,15 @@ import pytest
 
 from aerogel.methods import METHODS, method
 from tests import counts
+from tests.suite import cases
 from tests.suite.cases import case, edges
-from tests.suite.sweep import LIBRARY, ONE_ISA, levels, sweep
+from tests.suite.sweep import BYTES, LIBRARY, ON_GPUS, ONE_ISA, levels, sweep
 
 PIECE = 500
 KINDS = ("exact", "real", "edges", "special", "half", "half-edges", "half-special")
 IDLE = ("idle", "idle-special")
 """For methods that look at what x holds."""
+KINDS_OF = {"quads": cases.BYTES, "depthwise": cases.DEPTHWISE}
 THREADS = (1, 2, 3, 8)
 
 Piece = tuple[str, str, range, tuple[int, ...]]
@@ -28,11 +30,13 @@ def pieces() -> dict[str, Piece]:
     cover between them.
     """
     found: dict[str, Piece] = {}
-    for number, name in enumerate(METHODS):
+    for number, name in enumerate(name for name in METHODS if name not in ON_GPUS):
         kinds = ("exact",) if name in LIBRARY else KINDS + (IDLE if method(name).SKIPS_INPUT else ())
         kinds = tuple(kind for kind in kinds if name not in ONE_ISA or not kind.startswith("half"))
+        kinds = KINDS_OF.get(name, kinds)
         wanted: list[tuple[str, str, tuple[int, ...], int]] = [(kind, kind, (1,), PIECE) for kind in kinds]
-        wanted += [("threads", "real", THREADS, PIECE // 2)] if name not in LIBRARY else []
+        real = kinds[0] if name in BYTES else "real"
+        wanted += [("threads", real, THREADS, PIECE // 2)] if name not in LIBRARY else []
         for what, kind, threads, size in wanted:
             seeds = counts.seeds(what, skip=number * counts.count(what))
             for i in range(0, len(seeds), size):

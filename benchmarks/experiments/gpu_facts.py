@@ -112,7 +112,11 @@ def variants(arch: str) -> list[Code]:
             offered = list(own.configs(typed, target, Stats.of(weight, Idle(80, 60, 50))))
             few = [c for c in offered if not dict(c.options).get("reorganized")]
             held = weight.astype(NUMPY[dtypes.weight])
-            for config in few[: 6 if dtypes == Dtypes() else 3]:
+            by_lists = [c for c in few if dict(c.options).get("lists")]
+            some = (
+                [*[c for c in few if c not in by_lists][:6], *by_lists[:3]] if dtypes == Dtypes() else few[:3]
+            )
+            for config in some:
                 found |= {
                     launch.code: None for launch in own.build(own.pack(held, typed, config), typed, config)
                 }

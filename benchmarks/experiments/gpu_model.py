@@ -27,7 +27,7 @@ from rich.table import Table
 from aerogel.codegen.gpu import cost
 from aerogel.formats import panels
 from aerogel.ir import Config, Conv, Dtypes, Gpu, Idle, Stats
-from aerogel.methods import METHODS, gpu_form
+from aerogel.methods import gpu_form
 from aerogel.methods.actsparse import gpu as actsparse
 from aerogel.methods.direct import gpu as direct
 from aerogel.methods.stridepack import gpu as stridepack
@@ -40,7 +40,10 @@ MACHINES = {
     "A100": (cost.A100, Gpu("cuda", "sm_80", 108, 166912, tf32=True)),
     "H100": (cost.H100, Gpu("cuda", "sm_90", 132, 232448, tf32=True)),
 }
+SIMULATED = cost.Machine(1, 1.0, 2, 2, 512, 64, 32, 25, 98304, asynchronous=False, launch_us=0)
+"""One multiprocessor of a V100 and its share of L2 and DRAM at 1 GHz: a microsecond is a thousand cycles."""
 BATCHES = (1, 16)
+MODELLED = ("direct", "stridepack", "tilewise", "blockgemm", "actsparse")
 CONFIGS = 12
 """Of a method that are modelled with its exact counts: the first by its estimate."""
 
@@ -79,18 +82,19 @@ def network(name: str, batch: int, on: str, facts: dict[str, Any]) -> dict[str, 
         conv, stats = layer.conv.at(batch, *layer.conv.size), Stats.of(layer.mask.astype(np.float32))
         own = {f"dense {kind}": cost.dense(conv, MACHINES[on][0], kind) for kind in ("f32", "tf32", "f16")}
         times = {
-            m: t
-            for m in METHODS[1:]
-            if (t := modelled(m, conv, stats, on, counted.get(layer.name))) is not None
+            m: t for m in MODELLED if (t := modelled(m, conv, stats, on, counted.get(layer.name))) is not None
         }
         half = replace(conv, dtypes=Dtypes("f16", "f16", "f16", "f16"))
         for m in ("direct", "stridepack"):
             own[f"{m} f16"] = modelled(m, half, stats, on, counted.get(layer.name)) or own["dense f16"]
+        if conv.r * conv.s == 1:
+            us["1x1 dense f32"] = us.get("1x1 dense f32", 0.0) + own["dense f32"]
+            us["1x1 stridepack"] = us.get("1x1 stridepack", 0.0) + times.get("stridepack", own["dense f32"])
         best = min({"dense": own["dense f32"], **times}.items(), key=lambda one: one[1])
         chosen[best[0]] = chosen.get(best[0], 0) + 1
         for key, value in {
             **own,
-            **{m: times.get(m, own["dense f32"]) for m in METHODS[1:-1]},
+            **{m: times.get(m, own["dense f32"]) for m in MODELLED},
             "best f32": best[1],
         }.items():
             us[key] = us.get(key, 0.0) + value
@@ -165,6 +169,13 @@ def skipping(name: str, batch: int, on: str) -> dict[str, Any]:
         for key, value in (("dense f32", dense), ("actsparse", own), ("best f32", min(own, dense))):
             us[key] += value
     return {"network": f"{name}, zeros of photos", "batch": batch, "on": on, "us": us, "chosen": chosen}
+
+
+def cycles(run: dict[str, Any]) -> float:
+    """Modelled, of a run of results/gpu_simulated.json."""
+    if run["kernel"] == "dense":
+        return 1e3 * cost.dense(Conv.parse(run["conv"]), SIMULATED, "f32")
+    return 1e3 * cost.microseconds(cost.Work(**run["work"]), SIMULATED)
 
 
 def show(rows: list[dict[str, Any]]) -> None:

@@ -2,8 +2,8 @@
 
     python -m benchmarks.experiments.slim FOLDER --json slim.json --models trained
         FOLDER has Fashion-MNIST's four .gz files (Debian: dataset-fashion-mnist)
-    python -m benchmarks.experiments.slim FOLDER --seeds 3 --tuning 1400 --json slim.json --models trained
-        with labels too: as many steps as dense training took
+    python -m benchmarks.experiments.slim FOLDER --tuning 1400 --json slim.json --models trained
+        with labels too: as many steps as dense training took, of as many images
 
 The network is examples/fashion_mnist.py's, 1,011,130 weights; stem and head stay dense. Without labels, from
 512 training images: `magnitude` is global magnitude with batch norm estimated again, `obs` is
@@ -58,19 +58,20 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", default="0,1,2", help="which networks")
     parser.add_argument("--tuning", type=int, default=0, help="steps with labels; 0 leaves that part out")
+    parser.add_argument("--bf16", action="store_true", help="train in half precision: AMX does that faster")
     parser.add_argument("--models", type=Path, default=Path("trained"), help="where dense models are kept")
     parser.add_argument("--json", type=Path, required=True, help="results, and what is done so far")
     given = parser.parse_args()
     torch.set_num_threads(1)
     data, test = example.read(given.folder, "train"), example.read(given.folder, "t10k")
     found = json.loads(given.json.read_text()) if given.json.exists() else {"each": {}, "seconds": {}}
-    for seed in range(given.seeds):
+    for seed in map(int, given.seeds.split(",")):
         one = Seed(seed, data, test, given, found)
-        one.without_labels()
         if given.tuning:
             one.with_labels()
+        one.without_labels()
     show(found)
 
 
@@ -105,7 +106,7 @@ class Seed:
         if kept.exists():
             self.dense.load_state_dict(load_file(kept))
         else:
-            example.train(self.dense, data, 1400, example.BATCH, 4e-3, f"seed {seed}: dense")
+            example.train(self.dense, data, 1400, example.BATCH, 4e-3, f"seed {seed}: dense", bf16=given.bf16)
             kept.parent.mkdir(parents=True, exist_ok=True)
             save_file(self.dense.state_dict(), kept)
         self.dense.eval()
@@ -113,6 +114,7 @@ class Seed:
         self.order = torch.randperm(len(data[0]), generator=random)
         self.calls = list(data[0][self.order[:IMAGES]].split(64))
         self.repair = Repair(self.dense, self.calls, LEFT_OUT)
+        self.way("dense", lambda: self.dense)
 
     def way(self, name: str, make: Callable[[], nn.Module]) -> nn.Module | None:
         """Make it, look at it, write it down; nothing where that is done."""
@@ -141,7 +143,6 @@ class Seed:
         self.given.json.write_text(json.dumps(self.found, indent=1))
 
     def without_labels(self) -> None:
-        self.way("dense", lambda: self.dense)
         for begin, shares in POINTS.items():
             pattern = begin.strip("-") or "unstructured"
             for share in shares:
@@ -186,7 +187,8 @@ class Seed:
         torch.manual_seed(self.seed)
         model = self.repair.pruned(share, pattern)
         what, steps = f"{pattern} {share}", self.given.tuning
-        example.train(model, self.data, steps, example.TUNED, 3e-3, what, None, teacher)
+        bf16 = self.given.bf16
+        example.train(model, self.data, steps, example.BATCH, 4e-3, what, None, teacher, bf16)
         return aerogel.finalize(model)
 
 

@@ -25,7 +25,7 @@ from aerogel.zoo.models import Call
 
 Run = Callable[[], Any]
 CALIBRATION = 32
-"""Images that OpenVINO's quantization sees."""
+"""Images that a quantization sees."""
 CHANNELS_LAST = Way("torch", "channels_last")
 
 
@@ -93,10 +93,16 @@ def openvino_int8(model: torch.nn.Module, call: Call, threads: int) -> Run:
     import openvino as ov
 
     path, arrays = _onnx(model, call)
-    rng = torch.Generator().manual_seed(0)
-    images = [[torch.randn(a.shape, generator=rng).numpy() for a in arrays] for _ in range(CALIBRATION)]
+    images = [[a.numpy() for a in args] for args in calibration(call)]
     quantized = nncf.quantize(ov.Core().read_model(str(path)), nncf.Dataset(images), subset_size=CALIBRATION)
     return _openvino(quantized, arrays, threads, "bf16")
+
+
+def calibration(call: Call) -> list[tuple[torch.Tensor, ...]]:
+    """Seeded images like the example, for whoever quantizes."""
+    rng = torch.Generator().manual_seed(0)
+    given = (*call[0], *call[1].values())
+    return [tuple(torch.randn(a.shape, generator=rng) for a in given) for _ in range(CALIBRATION)]
 
 
 def _openvino(model: Any, arrays: list[Any], threads: int, precision: str) -> Run:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.experiments.activity import summary
-from benchmarks.harness import chart, scaled, slimmed
+from benchmarks.harness import chart, gpus, quantized, scaled, slimmed
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -38,7 +38,7 @@ def layers(result: dict[str, Any]) -> str:
 
 def models(results: list[dict[str, Any]]) -> str:
     """The tables of benchmarks/run.py, one for each machine: of several runs of one thing, the one whose
-    ratio to the fastest is in the middle."""
+    ratio to the fastest is in the middle; an opponent that was not in it, from another of them."""
     return "\n\n".join(
         _models([r for r in results if r["target"].startswith(machine)]) for machine in _machines(results)
     )
@@ -49,9 +49,14 @@ def _models(results: list[dict[str, Any]]) -> str:
     lines = [f"| | runs | aerogel, ms | {' | '.join(names)} |", "|---|---|---|" + "---|" * len(names)]
     for what, several in _runs(results).items():
         r = sorted(several, key=lambda r: float(r["ratio"]["fastest"]))[(len(several) - 1) // 2]
-        cells = " | ".join(f"{r['ratio'][n]:.2f}x" if n in r["ratio"] else "" for n in names)
+        cells = " | ".join(_ratio(n, [r, *several]) for n in names)
         lines.append(f"| {what} | {len(several)} | {r['ms']['aerogel']['p50']:.1f} | {cells} |")
     return "\n".join([*lines, "", _where(*results)])
+
+
+def _ratio(name: str, runs: list[dict[str, Any]]) -> str:
+    """Of the first run that had this opponent."""
+    return next((f"{r['ratio'][name]:.2f}x" for r in runs if name in r["ratio"]), "")
 
 
 def half(results: list[dict[str, Any]]) -> str:
@@ -123,6 +128,17 @@ def agreement(result: dict[str, Any]) -> str:
         f"{result['sparsity']:.0%} zeros"
     )
     return "\n".join([*lines, "", f"{accuracy} ({result['date']}, torch {result['torch']})."])
+
+
+def size(result: dict[str, Any]) -> str:
+    """benchmarks/experiments/int8_size.py: bytes of a file and of a call."""
+    lines = ["| | file, f32 | file, int8 | one call, f32 | one call, int8 |", "|---|---|---|---|---|"]
+    for row in result["rows"]:
+        cells = (
+            f"{row[kind][what]:.1f} MB" for what in ("file_mb", "call_mb") for kind in ("float32", "int8")
+        )
+        lines.append(f"| {row['network']} | {' | '.join(cells)} |")
+    return "\n".join([*lines, "", f"{result['date']}, `{result['target']}`."])
 
 
 def pruned(result: dict[str, Any]) -> str:
@@ -242,82 +258,6 @@ def activity(result: dict[str, Any]) -> str:
     return "\n".join([*lines, "", where])
 
 
-def gpu_facts(result: dict[str, Any]) -> str:
-    """benchmarks/experiments/gpu_facts.py: what packing costs on each pattern, and what kernels take."""
-    lines = [
-        "| pattern | slots, as it comes | x wavefronts | slots, reordered | x wavefronts, reorganized |",
-        "|---|---|---|---|---|",
-    ]
-    for name, own in result["patterns"].items():
-        lines.append(
-            f"| {name} | "
-            + " | ".join(f"{own['best'][k]:.2f}" for k in ("slots_before", "before", "slots", "after"))
-            + " |"
-        )
-    rows = [r for r in result["kernels"] if r["occupancy"] is not None]
-    spilled, count = max(r["spilled"] for r in rows), len({r["kernel"] for r in rows})
-    allowed = []
-    for arch in dict.fromkeys(r["target"] for r in rows):
-        ours = [r["occupancy"] for r in rows if r["target"] == arch and not r["kernel"].startswith("dense")]
-        allowed.append(f"{arch} {min(ours):.0%} to {max(ours):.0%}")
-    triton, shared = list(result["triton"]), "registers and shared memory"
-    kinds = sorted({m for r in triton for m in r["matrix"]})
-    low = min(r["occupancy"] for r in triton if r["target"] == "sm_80")
-    said = (
-        f"{count} kernels compiled, {spilled} bytes spilled. Occupancy that {shared} allow: "
-        f"{', '.join(allowed)}"
-    )
-    said += (
-        f". {len({r['kernel'] for r in triton})} programs in Triton: "
-        f"{max(r['spilled'] for r in triton)} bytes spilled, "
-    )
-    said += f"{', '.join(kinds)}, at least {low:.0%} on sm_80"
-    return "\n".join([*lines, "", f"{said} ({result['date']})."])
-
-
-def gpu_model(result: dict[str, Any]) -> str:
-    """experiments/gpu_model.py: modelled microseconds, and how many times dense f32 and dense f16 that is."""
-    heads = [
-        "network",
-        "batch",
-        "on",
-        "dense f32 / tf32 / f16, us",
-        "direct",
-        "stridepack",
-        "best of each layer",
-        "x dense f32",
-    ]
-    heads += ["stridepack f16", "x dense f16"]
-    lines, others = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"], list[str]()
-    for r in result["rows"]:
-        us, first, chosen = r["us"], f"| {r['network']} | {r['batch']} | {r['on']} |", r["chosen"]
-        if "stridepack" in us:
-            dense = " / ".join(f"{us[f'dense {k}']:.0f}" for k in ("f32", "tf32", "f16"))
-            taken = ", ".join(f"{n} {m}" for m, n in sorted(chosen.items(), key=lambda one: -one[1]))
-            ours = f"{us['direct']:.0f} | {us['stridepack']:.0f} | {us['best f32']:.0f} ({taken})"
-            gain, half = us["dense f32"] / us["best f32"], us["stridepack f16"]
-            lines.append(
-                f"{first} {dense} | {ours} | {gain:.2f} | {half:.0f} | {us['dense f16'] / half:.2f} |"
-            )
-            continue
-        for name, beside in (
-            ("tilewise tf32", "dense tf32"),
-            ("tilewise f16", "dense f16"),
-            ("best f32", "dense f32"),
-        ):
-            if name in us:
-                skips = (
-                    f"actsparse where it is less ({chosen.get('actsparse')} of {sum(chosen.values())} layers)"
-                )
-                said = skips if name == "best f32" else name
-                others.append(
-                    f"{first} {beside} {us[beside]:.0f} | {said} {us[name]:.0f} | "
-                    f"{us[beside] / us[name]:.2f} |"
-                )
-    head = ["", "| network | batch | on | dense, us | ours, us | x dense |", "|---|---|---|---|---|---|"]
-    return "\n".join([*lines, *head, *others])
-
-
 _SHARES: tuple[Callable[[dict[str, Any]], float], ...] = (
     lambda r: float(r["in_blocks"]["before"]),
     lambda r: float(r["in_blocks"]["after"]),
@@ -328,8 +268,11 @@ TABLES: dict[str, Callable[[Any], str]] = {
     "explain": said, "layers": layers, "models": models, "half": half, "scale": scaled.processes,
     "engines": scaled.engines, "fashion": agreement,
     "fashion_mnist": pruned, "tilewise": tilewise, "blockgemm": blockgemm, "actsparse": actsparse,
-    "pooling": pooling, "activity": activity, "gpu_facts": gpu_facts, "gpu_model": gpu_model,
-    "slim": slimmed.accuracy, "slim_ocr": slimmed.text, "slim_upscale": slimmed.upscaled,
+    "pooling": pooling, "activity": activity, "gpu_facts": gpus.facts, "gpu_model": gpus.model,
+    "gpu_simulated": gpus.simulated, "gpu_sass": gpus.sass, "gpu_pairs": gpus.pairs,
+    "int8_models": models, "int8_size": size, "quantized_files": quantized.files,
+    "slim": slimmed.accuracy, "int8": slimmed.in_bytes, "slim_ocr": slimmed.text,
+    "slim_upscale": slimmed.upscaled,
 }  # fmt: skip
 
 
@@ -353,7 +296,7 @@ def written(readme: str) -> str:
 
 PAGES = (
     ROOT / "README.md",
-    *(ROOT / "docs" / f"{name}.md" for name in ("benchmarks", "gpu", "scale", "guides/slim")),
+    *(ROOT / "docs" / f"{name}.md" for name in ("benchmarks", "gpu", "scale", "guides/slim", "guides/int8")),
 )
 
 if __name__ == "__main__":
@@ -363,4 +306,4 @@ if __name__ == "__main__":
             sys.exit(f"{path.name} does not show its result files; run python -m benchmarks.harness.tables")
         path.write_text(new)
     if "--check" not in sys.argv:
-        chart.draw(_load("models"))
+        chart.draw(_load("models"), _load("int8_models"))

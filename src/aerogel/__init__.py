@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from aerogel.pruning.heal import heal as heal
     from aerogel.pruning.held import finalize as finalize
     from aerogel.pruning.prune import prune as prune
-    from aerogel.pruning.reprune import Repruned as Repruned
     from aerogel.pruning.reprune import reprune as reprune
+    from aerogel.pruning.repruned import Repruned as Repruned
     from aerogel.pruning.schedule import Schedule as Schedule
     from aerogel.pruning.slim import slim as slim
     from aerogel.pruning.slimmed import Slimmed as Slimmed
@@ -37,7 +37,7 @@ _LATER = {
     "Boosted": "aerogel.pruning.boost",
     "Plan": "aerogel.ir",
     "reprune": "aerogel.pruning.reprune",
-    "Repruned": "aerogel.pruning.reprune",
+    "Repruned": "aerogel.pruning.repruned",
     "compile": "aerogel.compiler",
     "Compiled": "aerogel.runtime.module",
     "OnnxModel": "aerogel.runtime.onnxmodel",

@@ -13,6 +13,7 @@ from aerogel.ir import Plan
 from aerogel.ir.tensors import TORCH
 from aerogel.methods import METHODS
 from aerogel.runtime.eager import Call, as_call
+from aerogel.tune.quantize import RANGES
 
 Sizes = Mapping[str, tuple[int, ...]]
 """Sizes of inputs by their names."""
@@ -32,13 +33,13 @@ def looked_at(plan: Any, store: Any, dynamic_shapes: Any) -> None:
 
 
 def dtype_of(dtype: Any) -> Any:
-    """torch's half precision by itself or by its name; None is the model's own."""
-    named = {"float16": TORCH["f16"], "bfloat16": TORCH["bf16"]}
+    """torch's half precision or int8, by itself or by its name; None is the model's own."""
+    named = {"float16": TORCH["f16"], "bfloat16": TORCH["bf16"], "int8": TORCH["s8"]}
     if dtype is None or dtype in named.values():
         return dtype
     if isinstance(dtype, str) and dtype in named:
         return named[dtype]
-    raise InvalidArgument(f"dtype is None, torch.float16 or torch.bfloat16, not {dtype!r}")
+    raise InvalidArgument(f'dtype is None, torch.float16, torch.bfloat16 or "int8", not {dtype!r}')
 
 
 def names_of(methods: Iterable[str] | None) -> tuple[str, ...]:
@@ -60,6 +61,13 @@ def samples_of(calibration: Any) -> list[Call]:
             f"calibration is several calls, as in calibration=[x1, x2], not a {type(calibration).__name__}"
         )
     return [as_call(sample, None) for sample in calibration or ()]
+
+
+def ranges_of(ranges: Any) -> str:
+    """How int8 takes the range of a map."""
+    if not isinstance(ranges, str) or ranges not in RANGES:
+        raise InvalidArgument(f"ranges is one of {', '.join(RANGES)}; not {ranges!r}")
+    return ranges
 
 
 def points_of(shapes: Any) -> list[Sizes]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from aerogel.arguments import Sizes, dtype_of, looked_at, names_of, points_of, samples_of
+from aerogel.arguments import Sizes, dtype_of, looked_at, names_of, points_of, ranges_of, samples_of
 from aerogel.backends import backend_of
 from aerogel.capture import foreign
 from aerogel.capture.network import Network
@@ -27,7 +27,7 @@ from aerogel.errors import (
     ShapeError,
     UnsupportedModel,
 )
-from aerogel.ir import GRAPH, PARTS, Beside, Choice, Plan
+from aerogel.ir import GRAPH, PARTS, Beside, Choice, Plan, multiplies_bytes
 from aerogel.methods import BASELINE
 from aerogel.progress import Progress, shown
 from aerogel.runtime.eager import (
@@ -47,12 +47,12 @@ from aerogel.runtime.points import Several
 from aerogel.runtime.private import private, restored, writes_weights
 from aerogel.runtime.reading import first_line, network_of, steady
 from aerogel.runtime.weights import as_weights
-from aerogel.tune import search
+from aerogel.tune import quantize, search
 from aerogel.tune.agreed import Known
 from aerogel.tune.choose import Asked, as_planned, tuned
 from aerogel.tune.measure import interleaved
 from aerogel.tune.store import Store, model_key, not_offered
-from aerogel.tune.whole import ROUNDS, batched, differs, judged, looked
+from aerogel.tune.whole import ROUNDS, batched, differs, faster, judged, looked
 
 
 def compile(
@@ -66,6 +66,7 @@ def compile(
     tune: str | float = "fast",
     methods: Iterable[str] | None = None,
     calibration: Iterable[Any] | None = None,
+    ranges: str = "mean-square",
     plan: Plan | None = None,
     store: str | Path | None = None,
     strict_nan: bool = False,
@@ -88,15 +89,17 @@ def compile(
         shapes: Sizes of an ONNX file's inputs where the file leaves them open,
             `{"images": (1, 3, 640, 640)}`. A list of such tunes for each of them; a call goes to the nearest.
         dtype: None keeps the model's precision. `torch.float16` or `torch.bfloat16`, or `"float16"` or
-            `"bfloat16"`, stores weights and feature maps in 16 bits; inputs and outputs keep their types.
-            Layers that lose too much on the example or on `calibration` stay as they are, and `explain` names
-            them.
+            `"bfloat16"`, stores weights and feature maps in 16 bits; `"int8"` quantizes them by what
+            `calibration` shows. Inputs and outputs keep their types. Layers that lose too much on the
+            example or on `calibration` stay as they are, and `explain` names them.
         tune: "fast", "full" (more is tried), "off" (rules, nothing is timed), or a budget in seconds for the
             whole call. What a budget does not reach goes by rule; reading the model and the last comparison
             with torch are always done.
         methods: Restrict the choice to these methods (`aerogel methods` lists them).
         calibration: Real inputs: tensors, or tuples of arguments. They tell how much of each layer's input is
-            zero, and in half precision what is lost.
+            zero, in half precision what is lost, and for int8 which numbers maps hold: some dozens of images.
+        ranges: For int8, how far the bytes of a map reach: "mean-square" cuts off what costs the others more,
+            "percentile" one number in 10,000 on each side, "min-max" nothing.
         plan: The `.plan` of a compiled model: replayed exactly, nothing is timed.
         store: A folder of tuning records, by default in the user's cache folder. What was measured once is
             not measured again.
@@ -112,6 +115,7 @@ def compile(
     backend = backend_of(call)
     wanted = (BASELINE,) if strict_nan else names
     asked = Asked(tune, search.effort(tune), wanted, backend, Store(store, backend), stored_as, samples)
+    asked = replace(asked, ranges=ranges_of(ranges))
     with torch.random.fork_rng(devices=[]), shown(progress) as line, asked.store.shared():
         if isinstance(model, str | Path):
             points, found = points_of(shapes), list[Compiled]()
@@ -133,7 +137,21 @@ def compile(
 def _compiled(
     model: Any, call: Call, dynamic_shapes: Any, plan: Plan | None, asked: Asked, progress: Progress
 ) -> Compiled:
-    """A model of our own, compiled: each step has a name."""
+    """A model of our own, compiled. In int8, on a machine with no instruction for that, floats may be faster:
+    both are made and timed."""
+    fast = _as_asked(model, call, dynamic_shapes, plan, asked, progress)
+    if asked.dtype != torch.int8 or plan is not None or asked.effort is None:
+        return fast
+    if multiplies_bytes(asked.backend.target):
+        return fast
+    floats = _as_asked(model, call, dynamic_shapes, None, replace(asked, dtype=None), progress)
+    return faster(fast, floats, call, asked)
+
+
+def _as_asked(
+    model: Any, call: Call, dynamic_shapes: Any, plan: Plan | None, asked: Asked, progress: Progress
+) -> Compiled:
+    """Each step has a name."""
     here, (there, *samples) = asked.backend.host(model, [call, *asked.samples])
     asked = replace(asked, samples=samples)
     try:
@@ -143,7 +161,15 @@ def _compiled(
         if plan is not None:
             raise
         return _parts(model, call, str(reason), asked, progress)
-    _fit(network, asked)
+    samples = fit(network, asked.samples)
+    if asked.dtype == torch.int8:
+        network, said, lost = quantize.quantized(
+            network, network.captured.flat(*there), samples, asked.backend, progress, asked.ranges
+        )
+        asked = replace(
+            asked, dtype=None, samples=[], lost=lost
+        )  # what is asked then is asked of any network
+        notes = (*notes, *said)
     if plan is not None:
         network = as_planned(network, plan, there, asked)
         return looked(model, _made(model, network, checked(plan, network, asked), notes, asked), call, asked)
@@ -165,14 +191,17 @@ def _compiled(
 
 
 def _made(model: Any, network: Network, plan: Plan, notes: tuple[str, ...], asked: Asked) -> Compiled:
-    return Compiled(model, network, plan, GRAPH, notes, backend=asked.backend)
+    choices = tuple(replace(c, lost=asked.lost.get(c.node, c.lost)) for c in plan.choices)
+    return Compiled(model, network, replace(plan, choices=choices), GRAPH, notes, backend=asked.backend)
 
 
-def _fit(network: Network, asked: Asked) -> None:
-    """Calibration calls are calls of the model as it was read."""
-    for number, sample in enumerate(asked.samples):
-        if (why := network.captured.misfit(network.captured.flat(*sample))) is not None:
+def fit(network: Network, samples: Sequence[Call]) -> list[list[Any]]:
+    """Calibration calls as inputs of the model as it was read."""
+    found = [network.captured.flat(*sample) for sample in samples]
+    for number, sample in enumerate(found):
+        if (why := network.captured.misfit(sample)) is not None:
             raise ShapeError(f"calibration[{number}]: {why}")
+    return found
 
 
 def _known(model: Any, network: Network, call: Call, asked: Asked) -> tuple[str, Known | None]:
@@ -265,6 +294,8 @@ def _replayed(model: Any, network: Network, known: Known, call: Call, asked: Ask
 def _parts(model: Any, call: Call, why: str, asked: Asked, progress: Progress) -> Compiled:
     """Where the whole does not export: the largest submodules that do, each compiled for what the example
     feeds it."""
+    if asked.dtype == torch.int8:
+        raise UnsupportedModel(f"int8 takes models that torch.export reads whole: {why}")
     held = copy.deepcopy(model)
     with restored(model):
         fed = record(model, call)

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aerogel.errors import ShapeError
-from aerogel.ir import ELEMENTS, Conv
+from aerogel.ir import ELEMENTS, Array, Conv, Requantize
 
 F64 = NDArray[np.float64]
 
@@ -146,3 +146,12 @@ def gamma(roundings: F64, dtype: str) -> F64:
     """Higham's g(n): the relative error that n roundings can pile up."""
     n = roundings * ELEMENTS[dtype].unit
     return np.asarray(n / (1 - np.minimum(n, 0.5)))
+
+
+def in_bytes(x: Array, weight: Array, conv: Conv, how: Requantize, residual: Array | None = None) -> Array:
+    """The whole layer in int8, to the last bit: x and the residual are bytes (n, c, h, w), weights signed
+    ones. Sums are whole numbers far below 2^53."""
+    centred = x.astype(np.float64) - how.x_zero
+    sums = convolve(centred, weight.astype(np.float64), replace(conv, epilogue=())).astype(np.int64)
+    per_filter = weight.reshape(conv.k, -1).sum(1, dtype=np.int64)
+    return how.bytes_of(sums + how.x_zero * per_filter[:, None, None], conv, residual)

@@ -6,15 +6,14 @@ from __future__ import annotations
 import argparse
 import sys
 
-from aerogel.ir import here_levels
 from tests.suite.cases import KINDS
-from tests.suite.sweep import native, sweep
+from tests.suite.sweep import levels, native, sweep
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.suite", description=__doc__)
     parser.add_argument("--method", help="a name from METHODS (default: every one with kernels of ours)")
-    parser.add_argument("--isa", help="avx512, avx2 or generic (default: all this machine runs)")
+    parser.add_argument("--isa", help="avx512, avx2, generic or avx2+avx512vnni (default: all that run here)")
     parser.add_argument("--kind", choices=KINDS, default="exact")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--count", type=int, default=1)
@@ -46,7 +45,7 @@ def main() -> int:
 def trace(name: str, kind: str, seeds: range, threads: tuple[int, ...]) -> int:
     """So that even a crash says its case. AVX2 first: most machines have it."""
     for seed in seeds:
-        for isa in sorted(here_levels(), key=lambda level: level != "avx2"):
+        for isa in sorted(levels(name), key=lambda level: level != "avx2"):
             said = (
                 f"--method {name} --kind {kind} --seed {seed} --isa {isa} --threads "
                 f"{','.join(map(str, threads))}"

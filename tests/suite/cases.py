@@ -3,7 +3,7 @@
 Four kinds: exact (small integers, so that a wrong tap cannot hide in a tolerance), real (wide-range numbers,
 the float64 bound), edges (pairs of awkward properties, all of them covered) and special (NaN, Inf, -0,
 subnormals, the largest floats); and the same in fp16 and bf16: half (exact and real), half-edges,
-half-special.
+half-special. In int8 every case is exact: bytes, and bytes-edges, whose weights and limits are extreme.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from aerogel.ir import Array, Conv, Dtypes, from_float64, to_float64
+from aerogel.ir import INT8, Array, Conv, Dtypes, Requantize, from_float64, to_float64
 from aerogel.reference import F64
 from tests.counts import APART
 from tests.suite.pairs import cover
@@ -29,7 +29,14 @@ KINDS = (
     "half-special",
     "idle",
     "idle-special",
+    "bytes",
+    "bytes-edges",
+    "depthwise",
+    "depthwise-edges",
 )
+BYTES = ("bytes", "bytes-edges")
+DEPTHWISE = ("depthwise", "depthwise-edges")
+"""The same, with a filter of its own for each channel."""
 ZEROS = (0.0, 0.5, 0.9, 0.99, 1.0)
 """Of x, in the kinds that end in zeros of the feature map."""
 EDGE_FAMILIES = 6
@@ -45,6 +52,10 @@ _REAL = (
     ("bias", "hardswish"),
     ("bias", "silu", "add"),
 )
+_BYTES: tuple[tuple[str, ...], ...] = (
+    (), ("bias",), ("bias", "relu"), ("bias", "add", "relu"), ("bias", "relu6"), ("bias", "leaky_relu0.1"),
+    ("relu", "add"), ("bias", "hardswish"), ("bias", "add"), ("bias", "hardswish", "add"),
+)  # fmt: skip
 _HALF = (
     Dtypes.of("f16"),
     Dtypes("f16", "f16", "f16", "f16"),
@@ -68,6 +79,7 @@ class Case:
     residual: Array | None
     pick: float
     border: tuple[int, int, int, int]
+    how: Requantize | None = None
 
     def numbers(self) -> tuple[F64, F64, F64 | None, F64 | None]:
         """x, weight, bias, residual as float64."""
@@ -93,6 +105,10 @@ def case(kind: str, seed: int, families: int = 0) -> Case:
             float(rng.choice([0.05, 0.1, 0.3, 0.6])),
             bool(rng.random() < 0.05),
         )
+    if kind in DEPTHWISE:
+        conv = replace(conv, c=max(conv.c, conv.k), k=max(conv.c, conv.k), groups=max(conv.c, conv.k))
+    if kind in (*BYTES, *DEPTHWISE):
+        return _in_bytes(kind, seed, conv, density, empty, rng, few)
     exact = kind == "exact" or ((edge or kind in ("half", "idle")) and seed % 2 == 0)
     menu = _EXACT if exact else _REAL
     conv = replace(conv, epilogue=menu[few.integers(len(menu))])
@@ -117,6 +133,50 @@ def case(kind: str, seed: int, families: int = 0) -> Case:
         bias.astype(np.float32) if "bias" in conv.epilogue else None,
         from_float64(residual, d.output) if "add" in conv.epilogue else None,
         float(rng.random()), (border[0], border[1], border[2], border[3]),
+    )  # fmt: skip
+
+
+def _in_bytes(
+    kind: str,
+    seed: int,
+    conv: Conv,
+    density: float,
+    empty: bool,
+    rng: np.random.Generator,
+    few: np.random.Generator,
+) -> Case:
+    """Bytes of every value, weights to -128, zero points and limits anywhere; masks of single weights, or
+    blocks of four channels."""
+    conv = replace(conv, dtypes=INT8, epilogue=_BYTES[few.integers(len(_BYTES))])
+    low, high = (-128, 128) if kind.endswith("edges") or seed % 2 else (-8, 9)
+    weight = rng.integers(low, high, conv.weight_shape)
+    kept = rng.random(conv.weight_shape) < density
+    if seed % 3:
+        kept = np.repeat(kept[:, ::4], 4, axis=1)[:, : conv.c // conv.groups]
+    if empty:
+        kept &= (rng.random(conv.k) < 0.5)[:, None, None, None]
+    x, residual = (rng.integers(0, 256, shape).astype(np.uint8) for shape in (conv.x_shape, conv.y_shape))
+    if seed % 4 == 3:
+        x[...] = rng.choice([0, 255], x.shape)
+    spread = float(np.sqrt(np.prod(conv.weight_shape[1:])) * 100 * (high - low) / 4)
+    low_limit, high_limit = sorted(int(v) for v in rng.integers(0, 256, 2)) if seed % 5 == 0 else (0, 255)
+    zeros = [int(v) for v in rng.choice([0, 1, 77, 128, 254, 255], 2)]
+    how = Requantize(
+        rng.integers(-(2**14), 2**14, conv.k).astype(np.int32),
+        (rng.random(conv.k) * 200 / spread * rng.choice([0.01, 1, 100])).astype(np.float32),
+        x_zero=zeros[0],
+        zero=zeros[1],
+        low=low_limit,
+        high=high_limit,
+        beside=float(np.float32(rng.random() * 2)),
+        beside_zero=int(rng.integers(256)),
+        unit=float(np.float32(rng.random() * 0.1 + 1e-3)),
+    )
+    border = tuple(int(v) for v in rng.choice([0, 0, 1, 2], 4))
+    return Case(
+        kind, seed, conv, True, (weight * kept).astype(np.int8), x, how.words,
+        residual if "add" in conv.epilogue else None, float(rng.random()),
+        (border[0], border[1], border[2], border[3]), how,
     )  # fmt: skip
 
 

@@ -57,8 +57,9 @@ def stats(own: GpuForm, one: Case) -> Stats:
 
 
 def config(own: GpuForm, one: Case) -> Config:
-    """One of FEW configurations of the case's shape: the first, and others by the shape. Every eighth case
-    has its weights in the code where that is offered, for which it is compiled."""
+    """One of FEW configurations of the case's shape: the first, and others by the shape; where zeros are
+    skipped, one of each form. Every eighth case has its weights in the code where that is offered, for which
+    it is compiled."""
     every = list(own.configs(one.conv, target(own.NAME), stats(own, one)))
     baked = [c for c in every if dict(c.options).get("baked")]
     if baked and one.seed % 8 == 0:
@@ -68,6 +69,8 @@ def config(own: GpuForm, one: Case) -> Config:
         str((one.conv.r, one.conv.s, one.conv.stride, one.conv.dilation, one.conv.epilogue)).encode()
     )
     few = [offered[0], *(offered[shape // (i + 1) % len(offered)] for i in range(1, FEW))]
+    if forms := [c for c in offered if dict(c.options).get("lists")]:  # half of the cases by lists
+        few = [next(c for c in offered if c not in forms), forms[shape % len(forms)]]
     chosen = few[int(one.pick * FEW)]
     if own.NAME in TRITON and one.seed % 8:
         pixels = one.conv.batch * one.conv.out[0] * one.conv.out[1]

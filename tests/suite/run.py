@@ -10,9 +10,20 @@ from numpy.typing import NDArray
 
 from aerogel.codegen.cpu import amx
 from aerogel.codegen.cpu.abi import Kernel, LibraryCall
-from aerogel.ir import NUMPY, Array, Config, Idle, Layout, Place, Stats, Target, from_float64, to_float64
+from aerogel.ir import (
+    Array,
+    Config,
+    Idle,
+    Layout,
+    Place,
+    Requantize,
+    Stats,
+    Target,
+    from_float64,
+    to_float64,
+)
 from aerogel.methods import CpuForm
-from aerogel.reference import F64, activate, bound, convolve, reference
+from aerogel.reference import F64, activate, bound, convolve, in_bytes, reference
 from tests.suite.cases import Case
 from tests.suite.guard import Guarded
 
@@ -39,6 +50,9 @@ class Expected:
 
     def __init__(self, case: Case) -> None:
         self.case = case
+        if case.how is not None:
+            self._in_bytes(case.how)
+            return
         x, weight, bias, residual = case.numbers()
         finite = np.where(np.isfinite(x), x, 0.0)
         self.y = reference(finite, weight, case.conv, bias, residual)
@@ -49,6 +63,13 @@ class Expected:
         self._numbers, self._slack = (finite, weight, bias, residual), dict[int | None, F64]()
         if case.kind.endswith("special"):
             self._special(x, finite, weight, bias, residual)
+
+    def _in_bytes(self, how: Requantize) -> None:
+        """Nothing is left to a tolerance."""
+        case = self.case
+        y = in_bytes(case.x, case.weight, case.conv, how, case.residual)
+        self.y, self._slack = y.astype(np.float64), {None: np.zeros(1)}
+        self.doubtful, self.judged = np.zeros(y.shape, bool), np.ones(y.shape, bool)
 
     def slack(self, channels: int | None) -> F64:
         """The bound where blocks of so many channels are summed in the accumulator's type."""
@@ -146,7 +167,7 @@ def faults(
     kernels = method.build(packed, case.conv, config, target, reads, writes)
     if isinstance(kernels, LibraryCall):
         return _library(kernels, case, expected)
-    answers, summed = [], config["channels"] if case.conv.dtypes.accumulator != "f32" else None
+    answers, summed = [], config["channels"] if case.conv.dtypes.accumulator == "f16" else None
     for back in (False, True):
         for count in threads:
             wrong, y = _native(kernels, case, reads, writes, back, count)
@@ -193,18 +214,19 @@ def _native(
 ) -> tuple[str | None, Array]:
     from aerogel.backends.cpu.threads import Segment
 
-    regions, conv, d = _regions(), case.conv, case.conv.dtypes
-    x = regions["x"].place(reads.elements(conv.x_shape), NUMPY[d.input], back)
-    reads.write(x, case.x)
-    y = regions["y"].place(writes.elements(conv.y_shape), NUMPY[d.output], back)
+    regions, conv = _regions(), case.conv
+    x_zero, zero, beside = (
+        (0, 0, 0) if case.how is None else (case.how.x_zero, case.how.zero, case.how.beside_zero)
+    )
+    x = regions["x"].place(reads.elements(conv.x_shape), reads.item, back)
+    reads.write(x, case.x, x_zero)
+    y = regions["y"].place(writes.elements(conv.y_shape), writes.item, back)
     addresses = {"x": x.ctypes.data, "y": y.ctypes.data}
     if case.bias is not None:
         addresses["bias"] = regions["bias"].copy(case.bias, back).ctypes.data
     if case.residual is not None:
-        residual = (
-            y if back else regions["residual"].place(writes.elements(conv.y_shape), NUMPY[d.output], back)
-        )
-        writes.write(residual, case.residual)  # against the back guard y takes the residual's place
+        residual = y if back else regions["residual"].place(writes.elements(conv.y_shape), writes.item, back)
+        writes.write(residual, case.residual, beside)  # against the back guard y takes the residual's place
         addresses["residual"] = residual.ctypes.data
     bytes_ = max(k.scratch_bytes for k in kernels) * threads
     addresses["scratch"] = regions["scratch"].place(bytes_, np.dtype(np.uint8), back).ctypes.data
@@ -218,7 +240,7 @@ def _native(
     used = writes.elements(conv.y_shape) - writes.slack
     if (y[used:].view(np.uint8) != 0xFF).any():
         return "wrote into the slack after y", y
-    if conv.batch and (dirty := writes.dirty_border(y, conv.y_shape)):
+    if conv.batch and (dirty := writes.dirty_border(y, conv.y_shape, zero)):
         return f"{dirty} border elements of y are not zero", y
     return None, writes.read(y, conv.y_shape)
 

@@ -3,15 +3,16 @@ needed to run it.
 
     python -m benchmarks.experiments.sim.write n1c32h28w28k32r3s3u1p1+bias+relu \
         --method stridepack --sparsity 0.9 -o layer.cu
-    python -m benchmarks.experiments.sim.write CONV --method direct --config direct/chunk=256,... -o layer.cu
+    python -m benchmarks.experiments.sim.write CONV --method direct --config direct/filters=2,... -o layer.cu
     nvcc -arch=sm_75 -o layer layer.cu && ./layer
         prints the largest error and microseconds; exit code 1 if it is wrong
 
 Methods are those of aerogel.methods.gpu that are not in Triton, `baked` (stridepack with the weights in the
-code), `pooled` (actsparse with a 2x2 maximum after it) and `dense`, the fair opponent: every weight with
-stridepack's tiling. Half of x is zero. A problem in f16 (n1c32...:f16 with sums in f32, :f16.f16.f16.f16 in
-f16 within a stage) is written for direct and stridepack. Kept to what CUDA 11 and compute_70 accept, so that
-GPGPU-Sim can run it. Nothing here was run on a GPU; nvcc compiles one of each in the tests.
+code), `lists` (actsparse that skips single zeros), `pooled` (actsparse with a 2x2 maximum after it) and
+`dense`, the fair opponent (opponent.py). Half of x is zero. A problem in f16 (n1c32...:f16 with sums in f32,
+:f16.f16.f16.f16 in f16 within a stage) is written for direct and stridepack. Kept to what CUDA 11 and
+compute_70 accept, so that GPGPU-Sim can run it. Nothing here was run on a GPU; nvcc compiles one of each in
+the tests.
 """
 
 from __future__ import annotations
@@ -21,12 +22,13 @@ from pathlib import Path
 
 import numpy as np
 
-from aerogel.codegen.gpu.launch import Code, Launch, dialect
+from aerogel.codegen.gpu.launch import Launch, dialect
 from aerogel.ir import NUMPY, Array, Config, Conv, Dtypes, Gpu, Idle, Pool, Stats
 from aerogel.methods import gpu_form
 from aerogel.methods.actsparse import gpu as actsparse
+from benchmarks.experiments.sim.opponent import opponent
 
-KINDS = ("direct", "stridepack", "baked", "dense", "actsparse", "pooled")
+KINDS = ("direct", "stridepack", "baked", "dense", "actsparse", "lists", "pooled")
 POOL = Pool("max", (2, 2), (2, 2), (0, 0), (1, 1))
 TARGET = Gpu("cuda", "sm_70", 80, 98304)
 _NUMBERS = {np.int32: "int", np.int64: "LONG", np.float32: "float"}
@@ -110,37 +112,21 @@ def launches_of(
     conv: Conv, weight: Array, kind: str, config: Config | None, target: Gpu = TARGET
 ) -> tuple[list[Launch], bool]:
     """The launches, and whether maps are channels_last."""
-    own = gpu_form({"pooled": "actsparse", "baked": "stridepack", "dense": "stridepack"}.get(kind, kind))
-    stats = Stats.of(weight, Idle(50, 30, 20))
+    if kind == "dense":
+        return [opponent(conv, weight)], True
+    own = gpu_form({"pooled": "actsparse", "lists": "actsparse", "baked": "stridepack"}.get(kind, kind))
+    wanted = {"baked": kind == "baked", "lists": kind == "lists"}
     offered = [
-        c for c in own.configs(conv, target, stats) if dict(c.options).get("baked", 0) == (kind == "baked")
+        c
+        for c in own.configs(conv, target, Stats.of(weight, Idle(50, 30, 20)))
+        if all(dict(c.options).get(name, value) == value for name, value in wanted.items())
     ]
     chosen = config or offered[0]
     packed = own.pack(weight, conv, chosen)
     launches = (
         own.build(packed, conv, chosen) if kind != "pooled" else actsparse.build(packed, conv, chosen, POOL)
     )
-    return [opponent(conv, weight, launches[0])] if kind == "dense" else launches, own.layout(
-        chosen
-    ) == "channels_last"
-
-
-def opponent(conv: Conv, weight: Array, sparse: Launch) -> Launch:
-    """Dense with the tiling of a launch of stridepack."""
-    if conv.groups > 1:
-        raise SystemExit("the dense opponent takes no groups")
-    macros = dict(sparse.code.macros)
-    rounded, depth = -(-conv.k // 32) * 32, -(-conv.c // int(macros["TILE_C"])) * int(macros["TILE_C"])
-    laid = np.zeros((depth, conv.r, conv.s, rounded), np.float32)
-    laid[: conv.c, :, :, : conv.k] = weight.transpose(1, 2, 3, 0)
-    macros |= {"TAPS_R": conv.r, "TAPS_S": conv.s, "ROUNDED": rounded}
-    macros |= {"DILATION_P": conv.dilation[0], "DILATION_Q": conv.dilation[1]}
-    code = Code(
-        "dense", sparse.code.block, tuple(macros.items()), conv.steps, ("element.h", "stage.h", "dense.cu")
-    )
-    first = next(i for i, a in enumerate(sparse.arguments) if isinstance(a, np.float32))
-    arguments = ("x", "y", "bias", "residual", laid, *sparse.arguments[first:-2])  # but for groups
-    return Launch(code, (sparse.grid[0], rounded // 32, conv.batch), arguments)
+    return launches, own.layout(chosen) == "channels_last"
 
 
 def _pointer(launch: Launch, number: int) -> str:

@@ -41,6 +41,8 @@ class Captured:
     types: dict[str, torch.dtype] = field(default_factory=dict)
     bounded: bool = False
     """From a model file: what it asks for is measured before it runs."""
+    steps: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    """Of constants that are integers times a scale: the scale of each filter."""
 
     def flat(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
         """A call's arguments in the order of the graph's inputs. Raises ShapeError where they are others."""
@@ -135,6 +137,7 @@ class Captured:
             self.guards,
             self.types,
             self.bounded,
+            self.steps,
         )
         return _captured, (self.graph, self.constants, *specs, *rest)
 

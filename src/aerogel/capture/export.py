@@ -21,6 +21,7 @@ from torch.utils._sympy.symbol import SymT, symbol_is_type
 from aerogel.capture import interpret
 from aerogel.capture.alias import functional, functional_form, shared, writes
 from aerogel.capture.captured import SAME_NAME, Captured
+from aerogel.capture.quantizers import Quantizers, reads
 from aerogel.capture.tracing import Failures, short_lists
 from aerogel.errors import UnsupportedModel
 from aerogel.ir import Argument, Graph, Node, Ref, Special
@@ -208,6 +209,7 @@ class _Translation:
         self.dtypes: list[torch.dtype | None] = []
         self.guards = list(guards)
         self.normed = set[Any]()
+        self.quantizers = Quantizers()
 
     def result(self, example: Any) -> Captured:
         signature = self.program.graph_signature
@@ -239,6 +241,7 @@ class _Translation:
             names,
             tuple(self.guards),
             self.types,
+            steps=self.quantizers.steps,
         )
         if (why := made.misfit(pytree.tree_leaves(example), "meta")) is not None:
             raise UnsupportedModel(f"torch.export took another side of a branch than the example does: {why}")
@@ -299,6 +302,9 @@ class _Translation:
     def _call(self, node: Any) -> None:
         if str(node.target).startswith(("aten._assert", "aten.sym_constrain")):
             return  # guards
+        if reads(node.target):
+            self._quantizer(node)
+            return
         args = tuple(self._argument(a) for a in node.args)
         kwargs = {k: self._argument(v) for k, v in node.kwargs.items()}
         layer = next(
@@ -342,6 +348,16 @@ class _Translation:
             self.names[node] = self.names[node.args[0]]
             return
         self._add(node, Node(node.name, op, args, kwargs, layer=layer))
+
+    def _quantizer(self, node: Any) -> None:
+        made = self.quantizers.read(node, self.names, self.constants, self.nodes)
+        if isinstance(made, torch.Tensor):
+            self._constant(node.name, made)
+            self.names[node] = Ref(node.name)
+            return
+        for one, dtype in made:
+            self._add(node, one)
+            self.types[one.name] = dtype
 
     def _in_place(self, node: Any, target: Any, args: tuple[Argument, ...], kwargs: Any, layer: str) -> None:
         """`x.relu_()` gives a new value, which whoever reads x later sees, a skip connection included."""

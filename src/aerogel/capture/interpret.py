@@ -11,14 +11,15 @@ import operator
 import os
 import resource
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
 
 from aerogel.capture import foreign
 from aerogel.errors import AerogelError, InvalidFile, ShapeError
-from aerogel.ir import Argument, Graph, Node, Ref, Special
+from aerogel.ir import BYTES, IN_BYTES, Add, Argument, Average, Graph, Node, Ref, Special
+from aerogel.ir.bytemaps import parsed
 from aerogel.ir.tensors import plain
 
 INTS: dict[str, Callable[..., Any]] = {
@@ -67,6 +68,10 @@ def function(node: Node) -> Callable[..., Any]:
 def _function(op: str) -> Callable[..., Any]:
     if op == "getitem":
         return _item
+    if op in BYTES:
+        return _quantize if op == BYTES[0] else _dequantize
+    if op in IN_BYTES:
+        return partial(_in_bytes, op)
     kind, _, rest = op.partition(".")
     if kind == "int":
         return lambda *args: _number(rest, args)
@@ -80,6 +85,30 @@ def _function(op: str) -> Callable[..., Any]:
     if found._schema.is_mutable:
         raise InvalidFile(f"'{op}' writes to its arguments; a node gives a new value")
     return found
+
+
+def _quantize(x: torch.Tensor, scale: float, zero: int) -> torch.Tensor:
+    """Numbers as bytes, as ir/quantized.py says it. NaN is the lowest."""
+    if x.is_meta:
+        return torch.empty_like(x, dtype=torch.uint8)
+    v = (x.float() / scale).nan_to_num_(-zero, 255.0, -255.0)
+    return v.clamp_(-zero, 255 - zero).round_().add_(zero).to(torch.uint8)
+
+
+def _dequantize(q: torch.Tensor, scale: float, zero: int) -> torch.Tensor:
+    return q.float().sub_(zero).mul_(scale)
+
+
+def _in_bytes(op: str, x: torch.Tensor, *args: Any) -> torch.Tensor:
+    """What is done to maps of bytes (ir/bytemaps.py)."""
+    other, rest = (None, args) if op == "u8.average" else (args[0], args[1:])
+    how = parsed(op, [tuple(a) if isinstance(a, list) else a for a in rest])
+    if isinstance(how, Average):
+        return torch.from_numpy(how.bytes_of(x.numpy()))
+    assert isinstance(other, torch.Tensor)
+    if isinstance(how, Add):
+        return torch.from_numpy(how.bytes_of(x.numpy(), other.numpy()))
+    return other[x.long()]
 
 
 def _item(values: Any, index: Any) -> Any:

@@ -9,11 +9,13 @@ import torch
 
 from aerogel.capture import interpret
 from aerogel.capture.alias import lent
+from aerogel.capture.bytemaps import tables
 from aerogel.capture.captured import Captured
 from aerogel.capture.half import Half, halved
+from aerogel.capture.int8 import meanings, quantized
 from aerogel.capture.sizes import blank, computed
-from aerogel.ir import Array, Graph, Node, Plan, Ref, Stats, Weight
-from aerogel.ir.tensors import DTYPE_NAMES, from_torch, to_torch
+from aerogel.ir import Array, Graph, Node, Plan, Quantized, Ref, Stats, Weight
+from aerogel.ir.tensors import DTYPE_NAMES, NAMES, from_torch, to_torch
 
 
 class Network:
@@ -38,6 +40,7 @@ class Network:
         self.stored: dict[str, str] = {}
         self._sized: tuple[Any, dict[str, tuple[int, ...]]] | None = None
         self._lent = lent(graph)
+        self.meanings: dict[str, Quantized] = meanings(graph, constants)
         self.constants: dict[str, torch.Tensor] = dict(constants)
         self.biases: dict[str, Array] = {}
         self.weights: dict[str, Weight] = dict(weights or {})
@@ -51,9 +54,11 @@ class Network:
                 # minus zeros, which as bits of bf16 are none
                 array = from_torch(constants[weight] + 0)
                 self.weights[weight] = Weight(array)
-                self.constants[weight] = to_torch(array, DTYPE_NAMES[constants[weight].dtype])
+                self.constants[weight] = to_torch(array, NAMES[constants[weight].dtype])
             if bias is not None:
-                self.biases[bias] = constants[bias].float().numpy().copy()
+                own = constants[bias]
+                self.biases[bias] = (own if own.dtype == torch.int32 else own.float()).numpy().copy()
+        self.biases |= {name: table.numpy().copy() for name, table in tables(graph, constants).items()}
 
     def let_go(self, name: str, unpack: Callable[[], Array]) -> None:
         """Keep no dense copy of a weight that kernels hold as it was packed; `unpack` gives it."""
@@ -63,7 +68,7 @@ class Network:
     def real(self, names: Collection[str] | None = None) -> dict[str, torch.Tensor]:
         """Constants with their numbers, all or those named."""
         return {
-            name: to_torch(self.weights[name].array, DTYPE_NAMES[value.dtype]) if value.is_meta else value
+            name: to_torch(self.weights[name].array, NAMES[value.dtype]) if value.is_meta else value
             for name, value in self.constants.items()
             if names is None or name in names
         }
@@ -71,6 +76,14 @@ class Network:
     def halved(self, half: Half, like: Network | None = None) -> Network:
         """The same network in half precision."""
         return Network(self.captured, *halved(self.graph, self.real(), half), half, like)
+
+    def quantized(self, known: Mapping[str, Quantized], layers: Collection[str]) -> Network:
+        """The same network with these layers in int8, where bytes of values mean what is known of them."""
+        return Network(self.captured, *quantized(self.graph, self.real(), self._sizes(), known, layers))
+
+    def _sizes(self) -> dict[str, tuple[int, ...]]:
+        assert self._sized is not None
+        return self._sized[1]
 
     def fixed(self) -> Network:
         """The same network, for calls of the example's sizes only."""
@@ -110,6 +123,7 @@ class Network:
         """Remember the sizes and element types that inputs like these give every value; `values` may have no
         memory."""
         self.stored = {name: DTYPE_NAMES[v.dtype] for name, v in values.items() if v.dtype in DTYPE_NAMES}
+        self.stored |= {name: "u8" for name in self.meanings if name in values}
         found = {name: tuple(v.shape) for name, v in values.items()}
         self._sized = sizes_of(inputs), found
         return found

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from aerogel.ir import Conv, Graph, Node, Pool, Ref, Shape
+from aerogel.ir import BYTES, Conv, Graph, Node, Pool, Quantized, Ref, Shape
 
 Shapes = Mapping[str, tuple[int, ...]]
 Stored = Mapping[str, str]
-"""The element type of each value that is f32, f16 or bf16."""
+"""The element type of each value that is f32, f16 or bf16, and u8 of maps in int8."""
+Meanings = Mapping[str, Quantized]
+"""What the bytes of each map in int8 mean."""
 
 
 def image_shape(shape: tuple[int, ...]) -> Shape:
@@ -27,6 +29,8 @@ def problem(node: Node, shapes: Shapes) -> Conv:
 
 def casts(node: Node, stored: Stored) -> bool:
     """Whether a node only changes the element type of a map."""
+    if node.op in BYTES:
+        return True
     if node.op != "aten.to.dtype" or len(node.inputs) != 1:
         return False
     both = stored.get(node.inputs[0]), stored.get(node.name)

@@ -19,10 +19,12 @@ import torch
 from aerogel.capture import interpret, pieces
 from aerogel.capture.nodes import pooled_shape, pooling_of, problem
 from aerogel.errors import AerogelError, InvalidFile, ShapeError
-from aerogel.ir import Graph, Node, ceil_div, references
+from aerogel.ir import IN_BYTES, INT8, QUAD, Average, Graph, Node, Ref, ceil_div, references, round_up
+from aerogel.ir.quantized import HEADER
 from aerogel.ir.tensors import TORCH
 
 META = torch.device("meta")
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _CUTS = {"unbind": None, "split": 1, "chunk": 1, "tensor_split": 1}
 MOST_PIECES = 1 << 16
 """Values that one node may cut another into."""
@@ -160,6 +162,8 @@ def _sized(node: Node, values: Mapping[str, Any], constants: Mapping[str, torch.
         return Unknown() if found is None else found
     if node.conv is not None:
         return _convolved(node, values, constants)
+    if node.op in IN_BYTES:
+        return _of_bytes(node, values)
     if _keeps_sizes(node, values):
         return torch.empty_like(values[node.inputs[0]])
     pooled = pooling_of(node)
@@ -186,16 +190,37 @@ def _convolved(node: Node, values: Mapping[str, Any], constants: Mapping[str, to
     conv = problem(node, {x: shape})
     y = conv.y_shape if len(shape) == 4 else (*conv.y_shape[:2], *conv.y_shape[3:])[: len(shape)]
     held = [constants.get(name) for name in (weight, bias) if name is not None]
-    wanted = [conv.weight_shape, (conv.k,)]
+    wanted = [
+        conv.weight_shape,
+        (len(HEADER) + 2 * round_up(conv.k, QUAD),) if conv.dtypes == INT8 else (conv.k,),
+    ]
+    types = [(torch.int8,), (torch.int32,)] if conv.dtypes == INT8 else [_FLOATS, _FLOATS]
     if any(
-        t is None or tuple(t.shape) != w or not t.is_floating_point()
-        for t, w in zip(held, wanted, strict=False)
+        t is None or tuple(t.shape) != w or t.dtype not in own
+        for t, w, own in zip(held, wanted, types, strict=False)
     ):
         raise ShapeError(f"node '{node.name}': {conv} has weights of another shape")
+    if (image.dtype == torch.uint8) != (conv.dtypes == INT8):
+        raise ShapeError(f"node '{node.name}': {conv} on {image.dtype}")
     fits = residual is None or (tuple(values[residual].shape) == y and values[residual].dtype == image.dtype)
     if shape[1] != conv.c or not fits or image.dtype not in TORCH.values():
         raise ShapeError(f"node '{node.name}': {conv} on {image.dtype} {shape}")
     return torch.empty(y, dtype=image.dtype, device=META)
+
+
+def _of_bytes(node: Node, values: Mapping[str, Any]) -> torch.Tensor:
+    """What is done to maps of bytes: none of it makes them larger."""
+    maps, how = [values[name.name] for name in node.args if isinstance(name, Ref)], node.in_bytes()
+    shape: tuple[int, ...] | None = tuple(maps[0].shape)
+    if isinstance(how, Average):
+        shape = how.shape(maps[0].shape)
+    wanted = {"u8.add": [tuple(maps[0].shape)], "u8.table": [(256,)], "u8.average": []}[node.op]
+    if [tuple(m.shape) for m in maps[1:]] != wanted or any(m.dtype != torch.uint8 for m in maps):
+        shape = None
+    if shape is None or len(maps[0].shape) not in (2, 4):
+        raise ShapeError(f"node '{node.name}': {node.op} on {[tuple(m.shape) for m in maps]}")
+    numbers = isinstance(how, Average) and how.y is None
+    return torch.empty(shape, dtype=torch.float32 if numbers else torch.uint8, device=META)
 
 
 def _called(node: Node, values: Mapping[str, Any]) -> Any:

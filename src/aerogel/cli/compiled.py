@@ -7,7 +7,10 @@ from typing import Any
 
 import typer
 
-from aerogel.cli.options import effort, half, share, sizes
+from aerogel.cli.options import effort, half, reach, share, sizes
+
+IMAGES = 64
+"""Of a calibration folder that are looked at."""
 
 
 def compiled(
@@ -23,6 +26,9 @@ def compiled(
     quiet: bool,
     sparsity: float | None = None,
     zoo: str | None = None,
+    calibration: Path | None = None,
+    preprocess: str | None = None,
+    ranges: str | None = None,
 ) -> tuple[Any, Any]:
     """The model opened, and as compiled. What is asked for is looked at before anything is read."""
     import torch
@@ -30,7 +36,11 @@ def compiled(
     from aerogel.cli.source import from_zoo, pruned, source
     from aerogel.compiler import compile
 
-    stored_as, budget, shapes = half(dtype), effort(tune), sizes(shape)
+    stored_as, budget, shapes = half(dtype, calibration), effort(tune), sizes(shape)
+    options: dict[str, Any] = {"dtype": stored_as, "tune": budget or "fast", "store": store}
+    options["progress"] = False if quiet else None
+    if ranges is not None:
+        options["ranges"] = reach(ranges)
     if sparsity is not None:
         share(sparsity, "--sparsity")
     if threads is not None:
@@ -51,10 +61,10 @@ def compiled(
         if opened.path is not None and opened.path.suffix == ".onnx" and sparsity is None
         else opened.model
     )
-    options: dict[str, Any] = {
-        "dtype": stored_as,
-        "tune": budget or "fast",
-        "store": store,
-        "progress": False if quiet else None,
-    }
+    if calibration is not None:
+        from aerogel.cli.calibration import read_calls
+
+        names = getattr(getattr(opened.model, "captured", None), "graph", None)
+        inputs = tuple(shapes) if names is None else names.inputs
+        options["calibration"] = read_calls(calibration, inputs, opened.call[0], IMAGES, preprocess)
     return opened, compile(plain, *opened.call, **options)

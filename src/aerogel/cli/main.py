@@ -18,10 +18,12 @@ from aerogel.cli.compiled import compiled
 from aerogel.cli.export import export
 from aerogel.cli.options import (
     Batch,
+    Calibration,
     Dtype,
     Json,
     Model,
     Quiet,
+    Ranges,
     Shapes,
     Stored,
     Threads,
@@ -108,7 +110,7 @@ def methods(as_json: Json = False) -> None:
     for row in rows:
         table.add_row(*row)
     Console().print(table)
-    on_gpus = ", ".join(name for name in METHODS if method(name).ON_GPUS)
+    on_gpus = ", ".join(name for name in METHODS if "gpu" not in method(name).NOT_ON)
     typer.echo(f"\nOn GPUs, never run on a physical one yet: {on_gpus} (docs/gpu.md)")
 
 
@@ -130,6 +132,8 @@ def compile_(
             help='How an image becomes an input, saved with the model: "resize=256 crop=224 mean=...".'
         ),
     ] = None,
+    calibration: Calibration = None,
+    ranges: Ranges = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -140,6 +144,9 @@ def compile_(
     back in Python, the same answers bit for bit.
 
     Example:  aerogel compile model.onnx -o model.aero --shape images=1x3x640x640
+
+    --dtype int8 quantizes weights and maps by what 64 real inputs show: --calibration photos --preprocess
+    "resize=256 crop=224 mean=..."
     """
     with in_words():
         from aerogel.preprocess import Recipe
@@ -148,7 +155,8 @@ def compile_(
 
         writable(out)
         recipe = None if preprocess is None else str(Recipe.parse(preprocess))
-        _, fast = compiled(model, shape, batch, threads, dtype, tune, store, weights, trust_pickle, quiet)
+        given = (model, shape, batch, threads, dtype, tune, store, weights, trust_pickle, quiet)
+        _, fast = compiled(*given, calibration=calibration, preprocess=recipe, ranges=ranges)
         fast.preprocess = recipe or fast.preprocess
         save(fast, out)
         said, count, timed = in_shell(report(fast).headline), out.stat().st_size, fast.plan.model

@@ -34,7 +34,11 @@ Threads = Annotated[
     ),
 ]
 Dtype = Annotated[
-    str | None, typer.Option(help="float16 or bfloat16: weights and maps in 16 bits. Never changed unasked.")
+    str | None,
+    typer.Option(
+        help="float16 or bfloat16: weights and maps in 16 bits; int8: in bytes (compile, advise and slim). "
+        "Never changed unasked."
+    ),
 ]
 Tune = Annotated[
     str | None,
@@ -56,6 +60,10 @@ Trust = Annotated[
     bool, typer.Option("--trust-pickle", help="Read a .pt2, which may run Python code of whoever made it.")
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress on the terminal.")]
+Calibration = Annotated[
+    Path | None,
+    typer.Option(help="Real inputs, for int8: a folder of images, or a .npy or .npz file of arrays."),
+]
 Sparsity = Annotated[
     float | None,
     typer.Option(help="Prune every layer by magnitude first: the speed it would have, not the accuracy."),
@@ -70,11 +78,36 @@ def numbers(text: str, flag: str) -> list[int]:
     return [int(n) for n in text.split(",") if n]
 
 
-def half(dtype: str | None) -> str | None:
-    """The name of a precision."""
+Ranges = Annotated[
+    str | None,
+    typer.Option(
+        help="For int8, how far a map's bytes reach: mean-square, percentile or min-max.  [default: "
+        "mean-square]"
+    ),
+]
+
+
+def half(dtype: str | None, calibration: object = None) -> str | None:
+    """The name of a precision; int8 where something shows which numbers maps hold."""
+    if dtype == "int8" and calibration is not None:
+        return dtype
+    if dtype == "int8":
+        raise typer.BadParameter(
+            "--dtype int8 looks at real inputs: say compile --calibration with a folder of images and "
+            "--preprocess, or with a .npz file of arrays. What it writes, the other verbs take"
+        )
     if dtype not in (None, "float16", "bfloat16"):
         raise typer.BadParameter(f"--dtype is float16 or bfloat16, not '{printable(dtype)}'")
     return dtype
+
+
+def reach(ranges: str) -> str:
+    """How int8 takes the range of a map."""
+    from aerogel.tune.quantize import RANGES
+
+    if ranges not in RANGES:
+        raise typer.BadParameter(f"--ranges is one of {', '.join(RANGES)}; not '{printable(ranges)}'")
+    return ranges
 
 
 def effort(tune: str | None) -> str | float | None:

@@ -34,8 +34,12 @@ def advise(
     model: Model,
     sparsities: Annotated[str, typer.Option(help="Shares of zeros to measure.")] = "0.5,0.7,0.8,0.9,0.95",
     patterns: Annotated[
-        str, typer.Option(help="Any of unstructured,tilewise,tw1d,tew,4x1.")
-    ] = "unstructured,tilewise",
+        str | None,
+        typer.Option(
+            help="Any of unstructured,tilewise,tw1d,tew,4x1,1x4.  [default: unstructured,tilewise; in int8 "
+            "unstructured,1x4]"
+        ),
+    ] = None,
     speedup: Annotated[
         float | None, typer.Option(help="Also say which layers to prune how far for this speedup.")
     ] = None,
@@ -56,6 +60,9 @@ def advise(
     model beside torch: its speedup, the sparsity from which each layer is faster, and for a wanted speedup
     the layers to prune. Accuracy is not looked at.
 
+    --dtype int8 times layers in int8, beside int8 without zeros. Its inputs are made up here, so a layer that
+    loses too much on real ones may still stay in floats.
+
     Example:  aerogel advise model.onnx --shape images=1x3x640x640 --speedup 2
     """
     shares = [share(number(s), "each of --sparsities") for s in sparsities.split(",")]
@@ -63,7 +70,8 @@ def advise(
     with in_words():
         from aerogel.pruning.advise import advise as measured
 
-        kinds, stored_as, budget = [a_pattern(p) for p in patterns.split(",")], half(dtype), effort(tune)
+        kinds = None if patterns is None else [a_pattern(p) for p in patterns.split(",")]
+        stored_as, budget = half(dtype, "made up"), effort(tune)
         if plot is not None:
             drawable(plot)
         opened = opened_model(model, shape, threads, weights, trust_pickle)
@@ -121,6 +129,9 @@ def prune(
     preprocess: Annotated[
         str | None, typer.Option(help='How an image becomes an input: "resize=256 crop=224 mean=...".')
     ] = None,
+    permute: Annotated[
+        bool, typer.Option("--permute", help="First put channels in the order in which blocks lose least.")
+    ] = False,
     shape: Shapes = None,
     weights: Weights = None,
     trust_pickle: Trust = False,
@@ -158,6 +169,8 @@ def prune(
             names = getattr(opened.ready or opened.model, "input_names", tuple(sizes(shape)))
             how = how or getattr(opened.ready, "preprocess", None)
             asked["calibration"] = read_calls(calibration, names, opened.call[0], images, how)
+        if permute:
+            asked["permute"] = opened.call[0]
         before = {name: value.clone() for name, value in state_of(opened.model).items()}
         share_of_zeros = asked.pop("sparsity")
         finished = _pruned(opened.model, layers or share_of_zeros, pattern, asked)
@@ -221,8 +234,8 @@ def _pruned(model: Any, sparsity: Any, pattern: str, more: dict[str, Any]) -> An
     if not layers:  # a graph: of an .aero or .pt2 file
         if isinstance(sparsity, dict) or more != {"score": "magnitude"}:
             raise AerogelError(
-                "the file holds a graph and no layers: --score, --scope, --recipe and --calibration take "
-                "model.onnx or package.module:build"
+                "the file holds a graph and no layers: --score, --scope, --recipe, --permute and "
+                "--calibration take model.onnx or package.module:build"
             )
         return pruned(model, sparsity, pattern)
     if isinstance(sparsity, dict):  # advise names layers as the ONNX file does

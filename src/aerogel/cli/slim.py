@@ -28,6 +28,8 @@ from aerogel.cli.pruning import a_pattern, drawn, opened_model, state_of
 from aerogel.cli.words import in_shell, in_words
 from aerogel.errors import AerogelError, printable
 
+NOTHING = "Nothing was written. Allow more with --max-drop, or ask for less with --speedup or --sparsity."
+
 
 def slim(
     model: Model,
@@ -80,7 +82,8 @@ def slim(
 
     Every layer is timed on this machine and its error looked at on real inputs; layers are pruned where that
     saves most time for the least error. No labels: the score is how often the answers are the dense model's,
-    on inputs that are kept for it. Where it drops too far, less is tried.
+    on inputs that are kept for it. Where it drops too far, less is tried; where every step drops too far,
+    nothing is written and the exit code is 1.
 
     A call has the batch that --shape says, best 16 or more; what is timed is one image.
 
@@ -94,7 +97,10 @@ def slim(
         from aerogel.pruning.slim import slim as slimmed
 
         assert calibration is not None
-        asked |= {"pattern": pattern if pattern == "auto" else a_pattern(pattern), "dtype": half(dtype)}
+        asked |= {
+            "pattern": pattern if pattern == "auto" else a_pattern(pattern),
+            "dtype": half(dtype, calibration),
+        }
         asked |= {"exclude": exclude or [], "state": state, "progress": False if quiet else None}
         _places(model, out, recipe_out, plot)
         how = None if preprocess is None else str(Recipe.parse(preprocess))
@@ -105,15 +111,20 @@ def slim(
             )
         names = getattr(opened.model, "input_names", tuple(sizes(shape)))
         found = slimmed(opened.model, read_calls(calibration, names, opened.call[0], images, how), **asked)
-        _written(found, out, how)
-        if recipe_out is not None:
+        kept = found.chosen is not None
+        if kept:
+            _written(found, out, how)
+        if kept and recipe_out is not None:
             _text(recipe_out, json.dumps({n: list(point) for n, point in found.recipe.items()}, indent=1))
         if plot is not None:
             drawn(found, plot)
     if as_json:
-        typer.echo(json.dumps({"file": str(out), **found.to_dict()}, indent=1))
+        typer.echo(json.dumps({"file": str(out) if kept else None, **found.to_dict()}, indent=1))
     else:
-        typer.echo(f"{in_shell(found.table)}\n\n{printable(str(out))}: written")
+        said = f"{printable(str(out))}: written" if kept else NOTHING
+        typer.echo(f"{in_shell(found.table)}\n\n{said}")
+    if not kept:
+        raise typer.Exit(1)
 
 
 def _asked(

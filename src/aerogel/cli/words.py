@@ -41,7 +41,7 @@ _REMEDIES: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
     (r"\(tune=['\"](\w+)['\"]\)", r"(--tune \1)"),
     (r"\btune is 'off', 'fast', 'full' or seconds", "--tune is off, fast, full or seconds"),
     (r"[Cc]all torch\.set_num_threads\((\w+)\)", r"say --threads \1"),
-    (r"dtype is None, torch\.float16 or torch\.bfloat16", "--dtype is float16 or bfloat16"),
+    (r"dtype is None, torch\.float16, torch\.bfloat16 or \"int8\"", "--dtype is float16, bfloat16 or int8"),
     (r"say state= with another folder", "say --state with another folder"),
     (r"\bpattern='(\w+)'", r"--pattern \1"),
     (r"aerogel\.prune\(model, ([\d.]+)\)", r"aerogel prune MODEL -o FILE --sparsity \1"),

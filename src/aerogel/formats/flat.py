@@ -60,7 +60,7 @@ def pack(
     position = (flat - filters * own).astype(np.int32)
     pair = filters * blocks + position // np.int32(block * r * s)
     counts = np.bincount(pair, minlength=k * blocks).reshape(k, blocks)
-    edges = _edges(counts.sum(1) if work is None else work, groups)
+    edges = cut(counts.sum(1) if work is None else work, groups)
     group_of = np.searchsorted(edges, np.arange(k), side="right") - 1
     pair_k, pair_b = (a.ravel() for a in np.meshgrid(np.arange(k), np.arange(blocks), indexing="ij"))
     length = np.zeros(k * blocks, np.int64) if in_order else -counts.ravel()
@@ -81,7 +81,7 @@ def _position_type(conv: Conv) -> Any:
     return np.uint16 if np.prod(conv.weight_shape[1:]) <= 2**16 else np.int32
 
 
-def _edges(lengths: Array, groups: int) -> Array:
+def cut(lengths: Array, groups: int) -> Array:
     """Cut filters into `groups` runs of about equal work; a filter costs its nonzeros and a little more."""
     work = np.concatenate([[0], np.cumsum(lengths + 4)])
     cuts = np.searchsorted(work, work[-1] * np.arange(1, groups) / groups)

@@ -1,11 +1,13 @@
 """The nouns that every room passes around: Conv, element types, layouts, graphs, targets, statistics,
 plans."""
 
+from aerogel.ir.bytemaps import IN_BYTES, Add, Average, Table
 from aerogel.ir.config import Config, Packed, Weight
 from aerogel.ir.conv import NUMBERED, Conv, Pool
 from aerogel.ir.dtypes import (
     ELEMENTS,
     F32,
+    INT8,
     ITEM_BYTES,
     NUMPY,
     Array,
@@ -14,12 +16,25 @@ from aerogel.ir.dtypes import (
     nonzero,
     to_float64,
 )
-from aerogel.ir.graph import INTS, OPS, Argument, Graph, Node, Ref, Special, references
-from aerogel.ir.layout import ALONE, LINE_BYTES, NO_BORDER, Border, Layout, Place, Shape, widest
+from aerogel.ir.graph import BYTES, INTS, OPS, Argument, Graph, Node, Ref, Special, references
+from aerogel.ir.layout import (
+    ALONE,
+    EVERY_BYTE,
+    LINE_BYTES,
+    NO_BORDER,
+    QUAD,
+    Border,
+    Layout,
+    Place,
+    Shape,
+    widest,
+)
 from aerogel.ir.numbers import ceil_div, round_up
 from aerogel.ir.plan import Beside, Choice, Plan, Refusal, Timing, Tried
+from aerogel.ir.quantized import Quantized, Requantize
 from aerogel.ir.stats import Idle, Stats, majority, runs_of
 from aerogel.ir.target import (
+    DOTS,
     EXTRAS,
     ISAS,
     MOST_THREADS,
@@ -30,18 +45,24 @@ from aerogel.ir.target import (
     features,
     here_levels,
     host,
+    multiplies_bytes,
     short,
 )
 from aerogel.ir.way import EAGER, GRAPH, LAYOUTS, PARTS, Way
 
 __all__ = [
     "ALONE",
+    "BYTES",
+    "DOTS",
     "EAGER",
     "ELEMENTS",
+    "EVERY_BYTE",
     "EXTRAS",
     "F32",
     "GRAPH",
+    "INT8",
     "INTS",
+    "IN_BYTES",
     "ISAS",
     "ITEM_BYTES",
     "LAYOUTS",
@@ -52,9 +73,12 @@ __all__ = [
     "NUMPY",
     "OPS",
     "PARTS",
+    "QUAD",
     "VECTOR_BYTES",
+    "Add",
     "Argument",
     "Array",
+    "Average",
     "Beside",
     "Border",
     "Choice",
@@ -71,11 +95,14 @@ __all__ = [
     "Place",
     "Plan",
     "Pool",
+    "Quantized",
     "Ref",
     "Refusal",
+    "Requantize",
     "Shape",
     "Special",
     "Stats",
+    "Table",
     "Target",
     "Timing",
     "Tried",
@@ -87,6 +114,7 @@ __all__ = [
     "here_levels",
     "host",
     "majority",
+    "multiplies_bytes",
     "nonzero",
     "references",
     "round_up",

@@ -1,4 +1,8 @@
-"""Element types: what is known of each, and numbers as stored elements. torch's own are in `tensors`."""
+"""Element types: what is known of each, and numbers as stored elements. torch's own are in `tensors`.
+
+Floats are numbers as they stand. Integers are quantised numbers: what they mean is said beside them
+(quantized.py).
+"""
 
 from __future__ import annotations
 
@@ -30,8 +34,13 @@ ELEMENTS = {
     "f16": Element(np.dtype(np.float16), "float16", "fp16", 2.0**-11, 2.0**-24),
     "bf16": Element(np.dtype(np.uint16), "bfloat16", "bf16", 2.0**-8, 2.0**-133),
 }
-NUMPY = {name: element.numpy for name, element in ELEMENTS.items()}
-ITEM_BYTES = {name: element.numpy.itemsize for name, element in ELEMENTS.items()}
+INTEGERS: dict[str, np.dtype[Any]] = {
+    "u8": np.dtype(np.uint8),
+    "s8": np.dtype(np.int8),
+    "s32": np.dtype(np.int32),
+}
+NUMPY: dict[str, np.dtype[Any]] = {name: element.numpy for name, element in ELEMENTS.items()} | INTEGERS
+ITEM_BYTES = {name: dtype.itemsize for name, dtype in NUMPY.items()}
 
 
 def to_float64(array: Array, dtype: str) -> NDArray[np.float64]:
@@ -42,7 +51,10 @@ def to_float64(array: Array, dtype: str) -> NDArray[np.float64]:
 
 
 def from_float64(array: Array, dtype: str) -> Array:
-    """Numbers as stored elements, to nearest even; what is too large is infinite."""
+    """Numbers as stored elements, to nearest even; what is too large is infinite, or the largest integer."""
+    if dtype in INTEGERS:
+        limits = np.iinfo(INTEGERS[dtype])
+        return np.clip(np.rint(array), limits.min, limits.max).astype(INTEGERS[dtype])
     with np.errstate(over="ignore"):
         if dtype != "bf16":
             return array.astype(NUMPY[dtype])
@@ -55,11 +67,14 @@ def nonzero(array: Array, dtype: str) -> NDArray[np.bool_]:
     return np.asarray((array & 0x7FFF if dtype == "bf16" else array) != 0)
 
 
+_INT8 = ("u8", "s8", "s32", "u8")
+
+
 @dataclass(frozen=True)
 class Dtypes:
     """Element types: of the input, the weights, the sums inside a block of channels, and the output.
 
-    Sums between blocks and the epilogue are always f32.
+    Sums between blocks and the epilogue are f32; in INT8, whose text is "int8", sums are s32.
     """
 
     input: str = "f32"
@@ -71,10 +86,15 @@ class Dtypes:
         for name in (self.input, self.weight, self.accumulator, self.output):
             if name not in ITEM_BYTES:
                 raise InvalidArgument(f"element type '{name}' is unknown; known are {', '.join(ITEM_BYTES)}")
+        four = (self.input, self.weight, self.accumulator, self.output)
+        if set(four) & set(INTEGERS) and four != _INT8:
+            raise InvalidArgument(f"integers go together as {'.'.join(_INT8)}, not as {'.'.join(four)}")
 
     def __str__(self) -> str:
         four = (self.input, self.weight, self.accumulator, self.output)
-        if self == Dtypes.of(self.input):
+        if four == _INT8:
+            return "int8"
+        if four == (self.input, self.input, "f32", self.input):
             return self.input
         return ".".join(four)
 
@@ -85,7 +105,7 @@ class Dtypes:
 
     @staticmethod
     def parse(text: str) -> Dtypes:
-        names = text.split(".")
+        names = text.split(".") if text != "int8" else list(_INT8)
         if len(names) == 1:
             return Dtypes.of(names[0])
         if len(names) == 4:
@@ -94,3 +114,4 @@ class Dtypes:
 
 
 F32 = Dtypes()
+INT8 = Dtypes(*_INT8)

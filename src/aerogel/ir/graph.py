@@ -1,20 +1,26 @@
 """`Graph`: the network as functional nodes. What files, ONNX, torch.export and replicas all speak.
 
 A node is a convolution (op "conv": a Conv, with weight and bias among the graph's constants), one of torch's
-`OPS` by name with JSON arguments, arithmetic on sizes ("int.add"), or a piece of ONNX for onnxruntime
-("onnx": its bytes among the constants, and a tuple of inputs; it gives a list). Nothing is in place: every
+`OPS` by name with JSON arguments, arithmetic on sizes ("int.add"), a change from numbers to bytes or back
+("quantize", "dequantize": a value, scale and zero point), something done to maps of bytes (`IN_BYTES`, in
+bytemaps.py), or a piece of ONNX for onnxruntime ("onnx": its bytes among the constants, and a tuple of
+inputs; it gives a list). Nothing is in place: every
 node gives a new value with its own name, and uses only names that came before it.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from aerogel.errors import InvalidFile, UnsupportedModel, printable
+from aerogel.ir.bytemaps import IN_BYTES, Add, Average, Table, parsed
 from aerogel.ir.conv import Conv
+from aerogel.ir.dtypes import INT8
+from aerogel.ir.quantized import Quantized
 
 _OPS = """
     _log_softmax _softmax _to_copy _upsample_bicubic2d_aa _upsample_bilinear2d_aa _upsample_nearest_exact1d
@@ -71,6 +77,7 @@ INTS = (
     "trunc",
     "float",
 )
+BYTES = ("quantize", "dequantize")
 FORMAT = "aerogel-graph-1"
 
 Argument = Any  # None, bool, int, float, str, Ref, Special, or a tuple of these
@@ -139,7 +146,7 @@ class Node:
     def __post_init__(self) -> None:
         object.__setattr__(self, "layer", printable(self.layer))
         kind, *rest = self.op.split(".")
-        known = self.op in ("conv", "getitem", "onnx") or (
+        known = self.op in ("conv", "getitem", "onnx", *BYTES, *IN_BYTES) or (
             kind == "int" and len(rest) == 1 and rest[0] in INTS
         )
         torchs = (
@@ -161,6 +168,12 @@ class Node:
             len(self.args) == 2 and isinstance(self.args[0], Ref) and isinstance(self.args[1], tuple)
         ):
             raise InvalidFile(f"node '{self.name}': a piece of ONNX has its bytes and its inputs")
+        if self.op in BYTES:
+            self.quantized()  # raises
+        if self.op in IN_BYTES:
+            self.in_bytes()  # raises
+        if self.conv is not None and self.conv.dtypes == INT8 and "bias" not in self.conv.epilogue:
+            raise InvalidFile(f"node '{self.name}': {self.conv} has no requantisation, which is its bias")
         if self.conv is not None:
             wanted = 2 + ("bias" in self.conv.epilogue) + ("add" in self.conv.epilogue)
             if len(self.args) != wanted or not all(isinstance(a, Ref) for a in self.args):
@@ -173,6 +186,25 @@ class Node:
     def inputs(self) -> tuple[str, ...]:
         """Names this node reads, each once."""
         return tuple(dict.fromkeys(references((*self.args, *self.kwargs.values()))))
+
+    def with_arguments(self, change: Callable[[Argument], Argument]) -> Node:
+        """The node with each of its arguments changed."""
+        kwargs = {name: change(value) for name, value in self.kwargs.items()}
+        return replace(self, args=tuple(map(change, self.args)), kwargs=kwargs)
+
+    def quantized(self) -> Quantized:
+        """What the bytes mean that this node makes or reads."""
+        match self.args:
+            case (Ref(), float(scale), int(zero)) if 0 < scale < math.inf and 0 <= zero <= 255:
+                return Quantized(scale, zero)
+        raise InvalidFile(f"node '{self.name}': {self.op} takes a value, a scale and a zero point")
+
+    def in_bytes(self) -> Average | Add | Table:
+        """What a node of IN_BYTES does to its maps."""
+        maps = 1 if self.op == "u8.average" else 2
+        if self.kwargs or not all(isinstance(a, Ref) for a in self.args[:maps]):
+            raise InvalidFile(f"node '{self.name}': {self.op} takes its maps, their scales and zero points")
+        return parsed(self.op, self.args[maps:])
 
     def conv_inputs(self) -> tuple[str, str, str | None, str | None]:
         """x, weight, bias, residual of a conv node."""

@@ -18,17 +18,21 @@ phases          [n][c][phase row][phase column][plane]: the padded image cut by 
 
 Planes start on a 64-byte line and their size is a whole number of lines, so a vector store never leaves its
 plane.
+
+Maps in int8 (u8) stand in quads where they are planar or in phases: an element of a plane is a pixel of four
+channels, 32 bits, and there is a plane for every four channels. Their border holds the byte that means zero.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from aerogel.errors import InvalidArgument, ShapeError
-from aerogel.ir.dtypes import ITEM_BYTES, NUMPY, Array
+from aerogel.ir.dtypes import NUMPY, Array
 from aerogel.ir.numbers import ceil_div, round_up
 
 Shape = tuple[int, int, int, int]
@@ -37,9 +41,12 @@ Border = tuple[int, int, int, int]
 NO_BORDER: Border = (0, 0, 0, 0)
 
 LINE_BYTES = 64
+QUAD = 4
+"""Channels that stand together in int8: what one 32-bit lane multiplies at once."""
+EVERY_BYTE = 0x01010101
 
 _TEXT = re.compile(
-    r"(planar|contiguous|channels_last|phases(\d+)x(\d+)k(\d+)x(\d+)):(f32|f16|bf16):p(\d+):b(\d+)x(\d+)x(\d+)x(\d+):s(\d+)"
+    r"(planar|contiguous|channels_last|phases(\d+)x(\d+)k(\d+)x(\d+)):(f32|f16|bf16|u8):p(\d+):b(\d+)x(\d+)x(\d+)x(\d+):s(\d+)"
 )
 
 
@@ -61,8 +68,22 @@ class Layout:
     kept: tuple[int, int] = (1, 1)
 
     @property
+    def quads(self) -> bool:
+        """Whether an element is a pixel of four channels."""
+        return self.dtype == "u8" and self.kind in ("planar", "phases")
+
+    def planes(self, channels: int) -> int:
+        """Planes that so many channels take."""
+        return ceil_div(channels, QUAD) if self.quads else channels
+
+    @property
+    def item(self) -> np.dtype[Any]:
+        """numpy's type of an element of a buffer."""
+        return np.dtype(np.uint32) if self.quads else NUMPY[self.dtype]
+
+    @property
     def item_bytes(self) -> int:
-        return ITEM_BYTES[self.dtype]
+        return self.item.itemsize
 
     @property
     def line(self) -> int:
@@ -94,7 +115,7 @@ class Layout:
         return _up((rows - 1) * self.pitch + columns + zeros, self.line)
 
     def plane(self, h: int, w: int) -> int:
-        """Elements from one channel to the next."""
+        """Elements from one channel (one quad of channels) to the next."""
         return self.phase_plane(h, w) * self.kept[0] * self.kept[1]
 
     @property
@@ -110,17 +131,19 @@ class Layout:
         n, c, h, w = shape
         if self.kind in ("contiguous", "channels_last"):
             return n * c * h * w + self.slack
-        return self.front + n * c * self.plane(h, w) + self.slack
+        return self.front + n * self.planes(c) * self.plane(h, w) + self.slack
 
     def allocate(self, shape: Shape) -> Array:
         """An uninitialised buffer for `shape` that starts on a 64-byte line."""
-        raw = np.empty(self.elements(shape) + self.line, NUMPY[self.dtype])
+        raw = np.empty(self.elements(shape) + self.line, self.item)
         skip = -raw.ctypes.data % LINE_BYTES // self.item_bytes
         return raw[skip : skip + self.elements(shape)]
 
     def view(self, buffer: Array, shape: Shape) -> Array:
-        """The image inside `buffer` as a strided (n, c, h, w) array: a window, not a copy. Not for phases."""
+        """The image inside `buffer` as a strided (n, c, h, w) array: a window, not a copy. Not for phases.
+        Quads are elements of it."""
         n, c, h, w = shape
+        c = self.planes(c)
         if self.kind == "channels_last":
             return buffer[: n * c * h * w].reshape(n, h, w, c).transpose(0, 3, 1, 2)
         if self.kind == "contiguous":
@@ -129,18 +152,23 @@ class Layout:
             raise ShapeError(f"{self}: phases are not one strided window; use read()")
         plane = self.plane(h, w)
         strides = tuple(s * buffer.itemsize for s in (c * plane, plane, self.pitch, 1))
-        return np.lib.stride_tricks.as_strided(buffer[self.front :], shape, strides)
+        return np.lib.stride_tricks.as_strided(buffer[self.front :], (n, c, h, w), strides)
 
-    def write(self, buffer: Array, x: Array) -> None:
-        """Put x (n, c, h, w) into `buffer`: image, borders and gaps; the slack keeps what it had."""
-        n, c, h, w = x.shape
-        buffer[: self.elements((n, c, h, w)) - self.slack] = 0
+    def write(self, buffer: Array, x: Array, zero: int = 0) -> None:
+        """Put x (n, c, h, w) into `buffer`: image, borders and gaps; the slack keeps what it had. `zero` is
+        the byte that means zero, in int8."""
+        shape: Shape = (x.shape[0], x.shape[1], x.shape[2], x.shape[3])
+        n, c, h, w = shape
+        filled = zero * EVERY_BYTE
+        buffer[: self.elements(shape) - self.slack] = filled
+        if self.quads:
+            x, c = in_quads(x, zero), self.planes(c)
         if self.kind != "phases":
             if x.size:
-                self.view(buffer, (n, c, h, w))[...] = x
+                self.view(buffer, shape)[...] = x
             return
         top, left, bottom, right = self.border
-        padded = np.pad(x, ((0, 0), (0, 0), (top, bottom), (left, right)))
+        padded = np.pad(x, ((0, 0), (0, 0), (top, bottom), (left, right)), constant_values=filled)
         plane, (u, v), (a, b) = self.phase_plane(h, w), self.stride, self.kept
         planes = buffer[: n * c * a * b * plane].reshape(n, c, a, b, plane)
         for i in range(a):
@@ -154,19 +182,18 @@ class Layout:
 
     def read(self, buffer: Array, shape: Shape) -> Array:
         """The image in `buffer` as a contiguous copy."""
-        return (
-            np.ascontiguousarray(self.view(buffer, shape))
-            if np.prod(shape)
-            else np.empty(shape, buffer.dtype)
-        )
+        if not np.prod(shape):
+            return np.empty(shape, NUMPY[self.dtype])
+        found = np.ascontiguousarray(self.view(buffer, shape))
+        return of_quads(found, shape[1]) if self.quads else found
 
-    def dirty_border(self, buffer: Array, shape: Shape) -> int:
+    def dirty_border(self, buffer: Array, shape: Shape, zero: int = 0) -> int:
         """How many border or gap elements of a planar buffer are not zero: a kernel that writes this layout
         leaves none."""
         border = buffer[: self.elements(shape) - self.slack].copy()
         if np.prod(shape):
-            self.view(border, shape)[...] = 0
-        return int(np.count_nonzero(border))
+            self.view(border, shape)[...] = zero * EVERY_BYTE
+        return int(np.count_nonzero(border != zero * EVERY_BYTE))
 
     def __str__(self) -> str:
         kind = self.kind
@@ -207,6 +234,21 @@ class Place:
 
 
 ALONE = Place()
+
+
+def in_quads(x: Array, zero: int = 0) -> Array:
+    """Bytes (n, c, h, w) as quads (n, c / 4, h, w) of 32 bits; channels that are not there hold zeros."""
+    n, c, h, w = x.shape
+    padded = np.pad(x, ((0, 0), (0, -c % QUAD), (0, 0), (0, 0)), constant_values=zero)
+    apart = padded.reshape(n, ceil_div(c, QUAD), QUAD, h, w).transpose(0, 1, 3, 4, 2)
+    return np.asarray(np.ascontiguousarray(apart).view(np.uint32)[..., 0])
+
+
+def of_quads(quads: Array, channels: int) -> Array:
+    """The inverse of `in_quads`."""
+    n, planes, h, w = quads.shape
+    apart = np.ascontiguousarray(quads)[..., None].view(np.uint8).transpose(0, 1, 4, 2, 3)
+    return np.ascontiguousarray(apart.reshape(n, planes * QUAD, h, w)[:, :channels])
 
 
 def widest(a: Border, b: Border) -> Border:

@@ -88,6 +88,8 @@ class Choice:
     is faster."""
     pooled: bool = False
     """Whether its kernel also does the pooling after it."""
+    lost: float | None = None
+    """In int8: of its output on the first calibration input, root mean square."""
 
     def fastest(self) -> dict[str, Tried]:
         """The fastest configuration of each method that was timed, by the method's name."""
@@ -158,6 +160,7 @@ class Plan:
                         "idle": c.idle and [c.idle.elements, c.idle.vectors, c.idle.tiles],
                         "most": c.limit,
                         "pooled": c.pooled,
+                        "lost": c.lost,
                     }
                     for c in self.choices
                 ],
@@ -188,6 +191,7 @@ class Plan:
                     if c["most"] is None
                     else _limit(c["most"], [str(config) for config, _ in c["tried"]], str(c["config"])),
                     pooled=_flag(c["pooled"]),
+                    lost=None if c.get("lost") is None else _share(c["lost"]),
                 )
                 for c in raw["choices"]
             )

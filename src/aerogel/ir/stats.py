@@ -41,6 +41,13 @@ def _alike(mask: Array, kept: Array) -> int:
     return int(100 * both.max(1)[own > 0].sum() / own.sum())
 
 
+def _crowded(mask: Array) -> int:
+    """See Stats.crowded."""
+    per_position = mask.reshape(*mask.shape[:2], -1)
+    groups = range(0, mask.shape[1], Stats.FOUR)
+    return int((np.add.reduceat(per_position, groups, axis=1, dtype=np.uint8) > 2).sum()) if groups else 0
+
+
 @dataclass(frozen=True)
 class Idle:
     """Percent of a layer's input that is zero on the calibration inputs: of its elements, of its vectors of
@@ -90,6 +97,10 @@ class Stats:
     idle: Idle | None = None
     """Zeros of its input; None without calibration inputs."""
     place: Place = ALONE
+    crowded: int = 0
+    """Groups of FOUR neighbouring input channels, at one position of the kernel, that keep more than two."""
+
+    FOUR: ClassVar[int] = 4
 
     @property
     def sparsity(self) -> float:
@@ -110,4 +121,5 @@ class Stats:
             _alike(mask, kept),
             idle,
             place,
+            _crowded(weight != 0),
         )

@@ -22,18 +22,31 @@ VECTOR_BYTES = {"avx512": 64, "avx2": 32, "generic": 16, "neon": 16}
 ISAS = ("avx512", "avx2", "generic")
 """The levels an x86-64 machine can run, best first. `neon` is AArch64."""
 
-EXTRAS = ("amx_bf16", "amx_int8", "avx512bf16", "avx512fp16", "f16c", "fp16")
-"""Features that change what a kernel may do; `fp16` is ARM's half arithmetic."""
+EXTRAS = (
+    "amx_bf16",
+    "amx_int8",
+    "avx512bf16",
+    "avx512fp16",
+    "avx512vnni",
+    "avxvnni",
+    "dotprod",
+    "f16c",
+    "fp16",
+    "i8mm",
+)
+"""Features that change what a kernel may do; `fp16` is ARM's half arithmetic, those of DOTS four products of
+bytes in one instruction."""
+DOTS = ("avx512vnni", "avxvnni", "dotprod", "i8mm")
 
 _NEEDS = {
     "avx512": ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx2", "fma", "f16c", "bmi2"),
     "avx2": ("avx2", "fma", "f16c", "bmi2"),
 }
 _ALLOWED = {
-    "avx512": EXTRAS[:5],
-    "avx2": ("f16c",),
+    "avx512": ("amx_bf16", "amx_int8", "avx512bf16", "avx512fp16", "avx512vnni", "f16c"),
+    "avx2": ("avxvnni", "f16c"),
     "generic": (),
-    "neon": ("fp16",),
+    "neon": ("dotprod", "fp16", "i8mm"),
 }
 MOST_THREADS = 4096
 """More than any machine has: a file that asks for more was damaged or made to harm."""
@@ -139,6 +152,11 @@ class Other:
 
 
 Machine = Target | Gpu | Other
+
+
+def multiplies_bytes(target: object) -> bool:
+    """Whether one instruction adds four products of bytes there."""
+    return isinstance(target, Target) and not set(target.extras).isdisjoint(DOTS)
 
 
 def short(target: object) -> str:

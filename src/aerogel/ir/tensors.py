@@ -10,10 +10,14 @@ import torch
 import torch.nn.functional as F
 
 from aerogel.ir.conv import Conv
-from aerogel.ir.dtypes import ELEMENTS, Array
+from aerogel.ir.dtypes import ELEMENTS, INT8, Array
+from aerogel.ir.quantized import Requantize
 
-TORCH: dict[str, torch.dtype] = {name: getattr(torch, element.torch) for name, element in ELEMENTS.items()}
-DTYPE_NAMES = {dtype: name for name, dtype in TORCH.items()}
+_FLOATS: dict[str, torch.dtype] = {name: getattr(torch, e.torch) for name, e in ELEMENTS.items()}
+TORCH = _FLOATS | {"u8": torch.uint8, "s8": torch.int8, "s32": torch.int32}
+DTYPE_NAMES = {dtype: name for name, dtype in _FLOATS.items()}
+"""Of floats: bytes of a user's are no quantised numbers."""
+NAMES = {dtype: name for name, dtype in TORCH.items()}
 
 
 def to_torch(array: Array, dtype: str) -> torch.Tensor:
@@ -36,10 +40,42 @@ def plain(
     residual: torch.Tensor | None,
 ) -> torch.Tensor:
     """torch.conv2d and one call for each step of the epilogue."""
+    if conv.dtypes == INT8:
+        assert bias is not None
+        return in_bytes(x, weight, conv, bias, residual)
     own = None if bias is None else bias.to(x.dtype)
     x, padding = padded(x, conv)
     y = F.conv2d(x, weight, own, conv.stride, padding, dilation(conv), conv.groups)
     return epilogue(y, conv, conv.epilogue, residual)
+
+
+def in_bytes(
+    x: torch.Tensor, weight: torch.Tensor, conv: Conv, words: torch.Tensor, residual: torch.Tensor | None
+) -> torch.Tensor:
+    """A convolution in int8, to the last bit (quantized.py). torch has no such product on every CPU: floats
+    hold the whole numbers, in parts that are small enough."""
+    how = Requantize.parse(words.numpy(), conv.k)
+    centred, own = x.float() - how.x_zero, weight.float()
+    products = int(np.prod(conv.weight_shape[1:]))
+    if products <= _EXACT_F32:
+        parts = [(1, centred, own)]
+    elif products <= _EXACT_HALVES:
+        high = (centred / 16).floor()
+        parts = [(16, high, own), (1, centred - 16 * high, own)]
+    else:
+        parts = [(1, centred.double(), own.double())]
+    sums: Array = np.zeros(1, np.int64)
+    for times, part, values in parts:
+        image, padding = padded(part, conv)
+        y = F.conv2d(image, values, None, conv.stride, padding, dilation(conv), conv.groups)
+        sums = sums + times * y.double().numpy().astype(np.int64)
+    sums = sums + how.x_zero * weight.flatten(1).sum(1, dtype=torch.int64).numpy()[:, None, None]
+    beside = None if residual is None else residual.numpy()
+    return torch.from_numpy(how.bytes_of(sums, conv, beside))
+
+
+_EXACT_F32, _EXACT_HALVES = 2**24 // (255 * 128), 2**24 // (16 * 128)
+"""Products of a byte, or of half a byte, and a weight whose sums f32 holds exactly."""
 
 
 def dilation(conv: Conv) -> list[int]:

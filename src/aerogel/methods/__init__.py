@@ -9,7 +9,7 @@ A method is a folder
                          None where only a measurement can tell
                    DEMANDS: the option by which a configuration asks something of all maps of its image size
                    ROUNDING: the option that its rounding depends on
-                   ON_GPUS: whether its gpu.py takes anything
+                   NOT_ON: for "cpu" or "gpu" why the folder has no such file, as a sentence
     cpu.py         how it runs on CPUs
     gpu.py         how it runs on GPUs
 
@@ -23,15 +23,27 @@ and each of the last two is a Form:
     build(packed, conv, config, ...)   what runs: Kernels or a LibraryCall on a CPU, Launches on a GPU
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib import import_module
 from typing import Any, Protocol, cast
 
 from aerogel.codegen.cpu.abi import Kernel, LibraryCall
 from aerogel.errors import InvalidArgument
 from aerogel.ir import ALONE, Array, Config, Conv, Layout, Packed, Place, Pool, Stats
+from aerogel.methods.absent import Absent
 
-METHODS = ("dense", "direct", "stridepack", "baked", "tilewise", "blockgemm", "actsparse")
+METHODS = (
+    "dense",
+    "direct",
+    "stridepack",
+    "baked",
+    "tilewise",
+    "blockgemm",
+    "actsparse",
+    "semistructured",
+    "quads",
+    "depthwise",
+)
 BASELINE = METHODS[0]
 """Whom all others are compared with: the strongest dense convolution there is."""
 
@@ -46,7 +58,7 @@ class Method(Protocol):
     RANK: int | None
     DEMANDS: str | None
     ROUNDING: str | None
-    ON_GPUS: bool
+    NOT_ON: Mapping[str, str]
 
 
 class Form(Protocol):
@@ -125,8 +137,13 @@ def ranked() -> list[str]:
 
 def cpu_form(name: str) -> CpuForm:
     """Loaded when asked for, so that kernels of ours need no torch."""
-    return cast(CpuForm, _room(name, ".cpu"))
+    return cast(CpuForm, _form(name, "cpu"))
 
 
 def gpu_form(name: str) -> GpuForm:
-    return cast(GpuForm, _room(name, ".gpu"))
+    return cast(GpuForm, _form(name, "gpu"))
+
+
+def _form(name: str, kind: str) -> Any:
+    why = method(name).NOT_ON.get(kind)
+    return _room(name, f".{kind}") if why is None else Absent(name, why)

@@ -66,6 +66,13 @@ class Advice:
     """Speedup of the model pruned by the recipe."""
     spread: dict[Point, tuple[float, float]] = field(default_factory=dict)
     """Quartiles of the model's speedup at each point, as it was measured."""
+    int8_us: float | None = None
+    """In int8: the model with none of its weights pruned."""
+
+    @property
+    def dense_us(self) -> float:
+        """What the model takes with its layers as `LayerAdvice.dense_us` has them."""
+        return self.torch_us if self.int8_us is None else self.int8_us
 
     @property
     def noise(self) -> float:
@@ -78,6 +85,8 @@ class Advice:
         """The model at each point, then for each layer where it breaks even."""
         patterns, lowest = list(dict.fromkeys(p for p, _ in self.model_us)), min(s for _, s in self.model_us)
         lines = [f"speedup over torch ({self.torch_us / 1e3:.1f} ms) on {self.target}", ""]
+        if self.int8_us is not None:
+            lines += ["in int8", f"     no zeros {self.torch_us / self.int8_us:5.2f}x"]
         for pattern in patterns:
             lines.append(f"{pattern}")
             lines += [

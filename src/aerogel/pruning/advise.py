@@ -8,18 +8,34 @@ Everything shown is measured, on these shapes, here; only a recipe's time is pre
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice, pairwise, product
 from typing import Any
 
 import numpy as np
 import torch
 
-from aerogel.arguments import dtype_of
+from aerogel.arguments import dtype_of, samples_of
 from aerogel.backends import Backend, backend_of
 from aerogel.capture.network import Network
 from aerogel.capture.nodes import problem
+from aerogel.compiler import fit
 from aerogel.errors import InvalidArgument
-from aerogel.ir import ALONE, GRAPH, Array, Choice, Config, Conv, Place, Plan, Stats, Timing, Tried, Weight
+from aerogel.ir import (
+    ALONE,
+    GRAPH,
+    INT8,
+    Array,
+    Choice,
+    Config,
+    Conv,
+    Place,
+    Plan,
+    Stats,
+    Timing,
+    Tried,
+    Weight,
+)
 from aerogel.ir.tensors import from_torch
 from aerogel.methods import BASELINE, METHODS, ranked
 from aerogel.progress import Progress, shown
@@ -35,9 +51,13 @@ from aerogel.tune import search
 from aerogel.tune.assign import assigned
 from aerogel.tune.choose import Asked, tuned
 from aerogel.tune.measure import interleaved
+from aerogel.tune.quantize import quantized
 from aerogel.tune.store import Store
 
 ROUNDS, FEW_ROUNDS = 7, 3
+PATTERNS, IN_INT8 = ("unstructured", "tilewise"), ("unstructured", "1x4")
+"""That are measured, if none are named."""
+NONE: Point = ("unstructured", 0.0)
 Best = dict[tuple[str, Point], Config]
 At = Mapping[str, tuple[Config | None, float, float]]
 """By node: a configuration of ours if it is faster, its microseconds, dense's."""
@@ -49,9 +69,10 @@ def advise(
     kwargs: Mapping[str, Any] | None = None,
     *,
     sparsities: Sequence[float] = (0.5, 0.7, 0.8, 0.9, 0.95),
-    patterns: Sequence[str] = ("unstructured", "tilewise"),
+    patterns: Sequence[str] | None = None,
     speedup: float | None = None,
     dtype: Any = None,
+    calibration: Iterable[Any] | None = None,
     tune: str | float = "fast",
     progress: bool | None = None,
 ) -> Advice:
@@ -66,17 +87,22 @@ def advise(
         args: An example call, as for `compile`.
         kwargs: Its keyword arguments.
         sparsities: Shares of zeros to measure.
-        patterns: Patterns of `prune` to measure.
+        patterns: Patterns of `prune` to measure; by default "unstructured" and "tilewise", in int8
+            "unstructured" and "1x4".
         speedup: Ask for a recipe: which layers to prune how far, the least weight for the time gained.
             `prune(model, advice)` follows it.
-        dtype: As for `compile`, for the model; layers are timed in its own precision.
+        dtype: As for `compile`. With "int8" layers are timed in int8, beside the fastest of int8 without
+            zeros; in half precision only the model is, its layers in its own.
+        calibration: Real inputs, as for `compile`: which layers int8 takes. By default the example.
         tune: "fast" tries a few configurations, "full" tunes every layer at every sparsity as `compile` does.
         progress: False shows no progress, True also where nobody seems to look.
     """
     shares = [
         a_share(s, "each of sparsities") for s in several(sparsities, "sparsities", "sparsities=(0.8, 0.9)")
     ]
-    kinds = several(patterns, "patterns", "patterns=('unstructured', 'tilewise')")
+    dtype = dtype_of(dtype)
+    usual = IN_INT8 if dtype == torch.int8 else PATTERNS
+    kinds = several(usual if patterns is None else patterns, "patterns", f"patterns={usual}")
     if not shares or not kinds:
         raise InvalidArgument(
             "advise() needs at least one pattern and one sparsity: patterns=('tilewise',), sparsities=(0.9,)"
@@ -85,8 +111,7 @@ def advise(
         as_block(pattern)
     a_speedup(speedup)
     search.effort(tune)
-    dtype = dtype_of(dtype)
-    call = as_call(args, kwargs)
+    call, samples = as_call(args, kwargs), samples_of(calibration)
     backend = backend_of(call)
     model = as_weights(private(a_module(model, "advise"), call))
     points = list(product(dict.fromkeys(kinds), sorted(set(shares))))
@@ -96,44 +121,74 @@ def advise(
             raise InvalidArgument(
                 "the model has no convolution or Linear that kernels of ours take: pruning it gains nothing"
             )
-        shapes = network.shapes(network.captured.flat(*call))
+        floats, inputs = network, network.captured.flat(*call)
+        if dtype == torch.int8:
+            dtype = None
+            network, *_ = quantized(network, inputs, fit(network, samples or [call]), backend, line)
+        pruned = _Pruned(floats, network)
+        shapes = network.shapes(inputs)
         problems = {node.name: problem(node, shapes) for node in network.convs()}
-        rows, best = _layers(backend, network, problems, backend.places(network, shapes), points, line)
+        rows, best, library = _layers(
+            backend, pruned, problems, backend.places(network, shapes), points, line
+        )
         forms = [runner(m, call, layout) for layout, m in bodies(model, dtype).items()]
         fastest = min(
             zip(forms, interleaved(forms, FEW_ROUNDS), strict=True),
             key=lambda form: float(np.median(form[1])),
         )[0]
+
+        def timed(point: Point) -> tuple[list[float], list[float]]:
+            at = {
+                name: (best.get((row.conv, point)), row.us.get(point, row.dense_us), library[row.conv])
+                for name, row in rows.items()
+            }
+            ours = _runs(backend, pruned.at(point), model, call, at, dtype, tune)
+            both = interleaved([fastest, ours], ROUNDS)
+            return both[0], both[1]
+
         ratios, theirs = dict[Point, float](), list[float]()
         spread: dict[Point, tuple[float, float]] = {}
         line.begin("timing the model", 0.35)
         for number, point in enumerate(points, 1):
             line.step("model", number, len(points), f"{point[1]:.0%} zeros, {point[0]}")
-            at = {
-                name: (best.get((row.conv, point)), row.us[point], row.dense_us) for name, row in rows.items()
-            }
-            pruned = _runs(backend, _masked(network, point), model, call, at, dtype, tune)
-            dense, ours = interleaved([fastest, pruned], ROUNDS)
+            dense, ours = timed(point)
             ratios[point] = max(1.0, Timing.of(ours, dense).ratio_p50)  # compile() keeps what is faster
             low, high = np.quantile(np.divide(dense, ours), [0.25, 0.75])
             spread[point] = float(low), float(high)
             theirs += dense
+        unpruned = None if network is floats else timed(NONE)
     torch_us = float(np.median(theirs))
     model_us = {point: torch_us / ratio for point, ratio in ratios.items()}
+    int8_us = None if unpruned is None else torch_us / Timing.of(unpruned[1], unpruned[0]).ratio_p50
     layers = tuple(rows[node.name] for node in network.convs())
-    recipe, predicted = ({}, None) if speedup is None else _recipe(layers, torch_us, model_us, speedup)
-    return Advice(str(backend.target), torch_us, model_us, layers, speedup, recipe, predicted, spread)
+    found = Advice(str(backend.target), torch_us, model_us, layers, speedup, {}, None, spread, int8_us)
+    if speedup is None:
+        return found
+    recipe, predicted = _recipe(layers, torch_us, model_us, speedup, found.dense_us)
+    return replace(found, recipe=recipe, predicted=predicted)
 
 
-def _masked(network: Network, point: Point) -> Network:
-    """The network with every layer pruned by magnitude."""
-    names = {node.conv_inputs()[1] for node in network.convs()}
-    kept = masks({n: network.constants[n].abs() for n in names}, dict.fromkeys(names, point[1]), point[0])
-    return Network(
-        network.captured,
-        network.graph,
-        {n: v * kept[n] if n in names else v for n, v in network.constants.items()},
-    )
+class _Pruned:
+    """Layers pruned by the magnitude of their floats, in the form in which they are timed: that network, or
+    the same in int8."""
+
+    def __init__(self, floats: Network, timed: Network) -> None:
+        self.timed = timed
+        self._floats = {node.name: floats.constants[node.conv_inputs()[1]] for node in floats.convs()}
+        self._names = {node.name: node.conv_inputs()[1] for node in timed.convs()}
+
+    def size(self, node: str) -> torch.Tensor:
+        return self._floats[node].abs()
+
+    def layer(self, node: str, point: Point) -> torch.Tensor:
+        """The weight of a layer."""
+        kept = masks({"": self.size(node)}, {"": point[1]}, point[0])[""]
+        return self.timed.constants[self._names[node]] * kept
+
+    def at(self, point: Point) -> Network:
+        """The network with every layer pruned."""
+        cut = {name: self.layer(node, point) for node, name in self._names.items()}
+        return Network(self.timed.captured, self.timed.graph, {**self.timed.constants, **cut})
 
 
 def _ours(backend: Backend, conv: Conv, weight: Array, place: Place) -> list[Config]:
@@ -150,47 +205,48 @@ def _ours(backend: Backend, conv: Conv, weight: Array, place: Place) -> list[Con
 
 def _layers(
     backend: Backend,
-    network: Network,
+    pruned: _Pruned,
     problems: Mapping[str, Conv],
     places: Mapping[str, Place],
     points: Sequence[Point],
     progress: Progress,
-) -> tuple[dict[str, LayerAdvice], Best]:
+) -> tuple[dict[str, LayerAdvice], Best, dict[str, float]]:
     """Each distinct layer alone, dense and at every point; and its best configuration there, if it was faster
-    than dense."""
+    than the dense library; and that library's time. Dense in int8 is a method of ours, where it is faster."""
     found: dict[str, LayerAdvice] = {}
     times: dict[str, tuple[float, dict[Point, float]]] = {}
+    library: dict[str, float] = {}
     best: Best = {}
     patterns = dict.fromkeys(p for p, _ in points)
     distinct = len(set(map(str, problems.values())))
     progress.begin("timing layers", 0.6)
-    for node in network.convs():
-        conv, weight = problems[node.name], network.constants[node.conv_inputs()[1]]
-        size = weight.abs()
-        cuts = {point: weight * masks({"": size}, {"": point[1]}, point[0])[""] for point in points}
+    for node in pruned.timed.convs():
+        conv, weight = problems[node.name], pruned.layer(node.name, NONE)
+        size, cuts = pruned.size(node.name), {point: pruned.layer(node.name, point) for point in points}
         if str(conv) not in times:
             progress.step("layer", len(times) + 1, distinct, node.layer or node.name)
             place = places.get(node.name, ALONE)
-            dense = list(_baseline(backend, conv, from_torch(weight)))
+            dense = [(NONE, config) for config in _baseline(backend, conv, from_torch(weight))]
+            own_cuts = {**({NONE: weight} if conv.dtypes == INT8 else {}), **cuts}
             tried = [
                 (p, config)
-                for p, cut in cuts.items()
+                for p, cut in own_cuts.items()
                 for config in _ours(backend, conv, from_torch(cut), place)
             ]
-            whole, held = Weight(from_torch(weight)), {p: Weight(from_torch(cut)) for p, cut in cuts.items()}
-            pairs = [(whole, config) for config in dense] + [(held[p], config) for p, config in tried]
+            held = {p: Weight(from_torch(cut)) for p, cut in {NONE: weight, **cuts}.items()}
+            pairs = [(held[p], config) for p, config in dense + tried]
             middle = search.medians(backend, pairs, conv, ROUNDS, place)
-            dense_us, own = min(middle[: len(dense)]), dict.fromkeys(points, float("inf"))
+            library[str(conv)], own = min(middle[: len(dense)]), dict.fromkeys(own_cuts, float("inf"))
             for (p, config), us in zip(tried, middle[len(dense) :], strict=True):
-                if us < min(own[p], dense_us):
+                if us < min(own[p], library[str(conv)]):
                     best[str(conv), p] = config
                 own[p] = min(own[p], us)
-            times[str(conv)] = dense_us, own
+            times[str(conv)] = min(library[str(conv)], own.pop(NONE, np.inf)), own
         dense_us, own = times[str(conv)]
-        lost = {p: float(1 - cut.abs().sum() / size.sum().clamp_min(1e-30)) for p, cut in cuts.items()}
+        lost = {p: float(1 - size[cut != 0].sum() / size.sum().clamp_min(1e-30)) for p, cut in cuts.items()}
         even = {name: _even([(s, own[p, s]) for p, s in points if p == name], dense_us) for name in patterns}
         found[node.name] = LayerAdvice(node.layer or node.name, str(conv), dense_us, own, lost, even)
-    return found, best
+    return found, best, library
 
 
 def _even(curve: Iterable[tuple[float, float]], dense_us: float) -> float | None:
@@ -232,17 +288,22 @@ def _runs(
 
 
 def _recipe(
-    layers: Sequence[LayerAdvice], torch_us: float, model_us: Mapping[Point, float], wanted: float
+    layers: Sequence[LayerAdvice],
+    torch_us: float,
+    model_us: Mapping[Point, float],
+    wanted: float,
+    dense_us: float | None = None,
 ) -> tuple[dict[str, Point], float]:
     """Least weight for the time: layer after layer is pruned further where that saves most for what it takes,
     until the model is as fast as wanted or nothing is left to gain. A line through the points and torch's own
     time says what the layers' times make."""
 
     now: list[Point | None] = [None] * len(layers)
-    slope, rest = line_through(layers, torch_us, model_us)
+    dense_us = torch_us if dense_us is None else dense_us
+    slope, rest = line_through(layers, dense_us, model_us)
 
     def predicted() -> float:
-        return rest + slope * spent(layers, now) if any(now) else torch_us
+        return rest + slope * spent(layers, now) if any(now) else dense_us
 
     while predicted() > torch_us / wanted:
         best, step = 0.0, None

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from aerogel.progress import Progress
-from aerogel.pruning.gram import Sums, inference, own, parts
+from aerogel.pruning.gram import inference, own, parts
 from aerogel.pruning.judge import Answers, answers, distance, with_floats
 from aerogel.pruning.layers import as_weight, filters_first
 from aerogel.pruning.masks import masks, most
@@ -19,11 +19,14 @@ from aerogel.pruning.shares import Curve
 from aerogel.runtime.eager import Call, images
 
 LEVELS = (0.3, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.98)
+"""Shares of zeros that are looked at; where a network takes long, every second or third of them, and between
+them the error is read off its curve."""
 IMAGES = 512
 """That are looked at, at most."""
 WORK = 5e12
-"""Multiplications and additions for all layers at all levels, about two minutes of a core: where it would
-take more, fewer images are looked at. Counted and not timed, so that masks do not depend on the machine."""
+"""Multiplications and additions for all layers at all levels, some minutes of a core: where it would take
+more, fewer images are looked at, then fewer levels. Counted and not timed, so that masks do not depend on the
+machine."""
 STEPS = 8
 """Of conjugate gradients: close enough to least squares for a curve, and one product of matrices each."""
 
@@ -34,7 +37,6 @@ def curves(
     patterns: Sequence[str],
     calls: Sequence[Call],
     progress: Progress,
-    levels: Sequence[float] = LEVELS,
     whole: bool = False,
 ) -> dict[str, dict[str, Curve]]:
     """For each layer of the dense network and each pattern the error of the answers, that layer alone pruned
@@ -42,7 +44,8 @@ def curves(
     found: dict[str, dict[str, Curve]] = {}
     number = 0
     with inference(dense):
-        seen, wanted = _seen(dense, calls, len(modules) * len(patterns) * len(levels))
+        seen, levels = _seen(dense, calls, len(modules) * len(patterns))
+        wanted = answers(dense, seen)
         if not whole:
             with_floats(wanted)
         for part in parts(modules):
@@ -50,36 +53,37 @@ def curves(
             for name, module in part.items():
                 number += 1
                 progress.step("what layer", number, len(modules), name)
+                problem = Problem.of(sums.pop(name), filters_first(module, _weight(module)).cpu())
                 found[name] = {
-                    pattern: _curve(dense, module, sums[name], pattern, levels, seen, wanted)
+                    pattern: _curve(dense, module, problem, pattern, levels, seen, wanted)
                     for pattern in patterns
                 }
     return found
 
 
-def _seen(dense: nn.Module, calls: Sequence[Call], times: int) -> tuple[list[Call], Answers]:
-    """The calls that are looked at, and the dense network's answers: as many as the work allows."""
+def _seen(dense: nn.Module, calls: Sequence[Call], count: int) -> tuple[list[Call], Sequence[float]]:
+    """The calls and the levels that are looked at for so many curves: as many as the work allows."""
     with FlopCounterMode(display=False) as counted:
         answers(dense, calls[:1])
-    work = max(1, counted.get_total_flops() * times)
-    many = max(1, min(len(calls), int(WORK / work), IMAGES // max(1, images(calls[0]))))
-    seen = [calls[i * len(calls) // many] for i in range(many)]
-    return seen, answers(dense, seen)
+    each = max(1, counted.get_total_flops() * count)
+    sets = (LEVELS, LEVELS[::2], LEVELS[1::3])
+    levels = next((some for some in sets if each * len(some) <= WORK), sets[-1])
+    many = max(1, min(len(calls), int(WORK / each / len(levels)), IMAGES // max(1, images(calls[0]))))
+    return [calls[i * len(calls) // many] for i in range(many)], levels
 
 
 def _curve(
     dense: nn.Module,
     module: nn.Module,
-    sums: Sums,
+    problem: Problem,
     pattern: str,
     levels: Sequence[float],
     seen: Sequence[Call],
     wanted: Answers,
 ) -> Curve:
     held: Any = module.weight
-    weight = held.detach().clone()
+    weight = _weight(module)
     filters = filters_first(module, weight)
-    problem = Problem.of(sums, filters.cpu())
     whole = torch.ones(filters.shape, dtype=torch.bool)
     cost = costs(problem, whole.flatten(1), pattern).reshape(filters.shape)
     curve: dict[float, float] = {}
@@ -89,6 +93,12 @@ def _curve(
         curve[level] = distance(wanted, answers(dense, seen))
     held.data.copy_(weight)
     return curve
+
+
+def _weight(module: nn.Module) -> Tensor:
+    held: Any = module.weight
+    found: Tensor = held.detach().clone()
+    return found
 
 
 def roughly(problem: Problem, kept: Tensor, start: Tensor) -> Tensor:

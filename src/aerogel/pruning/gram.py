@@ -26,6 +26,8 @@ PIXELS, EACH = 1 << 14, 16
 """Pixels that are picked in all, and of each image at least."""
 MOST_BYTES = 384 << 20
 """Sums that are held at once."""
+AT_ONCE = 1 << 11
+"""Pixels whose patches are added up together."""
 LOOKED_AT, ROUNDING = 64, 0.02
 """Pixels by which a layer's answer is compared to a product, and how far it may be off: bf16 rounds so."""
 
@@ -50,13 +52,15 @@ class Sums:
 
     def add(self, x: Tensor, y: Tensor) -> None:
         """Patches (groups x pixels x positions) and answers (pixels x filters)."""
-        x, y = x.double(), y.double().reshape(len(y), len(self.gram), -1).transpose(0, 1)
-        self.gram += x.mT @ x
-        self.cross += y.mT @ x
+        y = y.double().reshape(len(y), len(self.gram), -1).transpose(0, 1)
+        for some, own in zip(torch.split(x, AT_ONCE, 1), torch.split(y, AT_ONCE, 1), strict=True):
+            some = some.double()
+            self.gram.baddbmm_(some.mT, some)
+            self.cross.baddbmm_(own.mT, some)
 
     def checked(self, name: str) -> Sums:
-        """Themselves, where they are numbers."""
-        if self.gram.isfinite().all() and self.cross.isfinite().all():
+        """Themselves, where they are numbers: no sum of products is larger than the sums of squares."""
+        if self.gram.diagonal(dim1=1, dim2=2).isfinite().all() and self.cross.isfinite().all():
             return self
         raise InvalidArgument(
             f"'{name}' is given, or answers, NaN or infinity on calibration: take such inputs away, or prune "
@@ -200,10 +204,15 @@ def targets(
 
 
 def gathered(
-    model: nn.Module, module: nn.Module, wanted: Sequence[Sequence[Tensor]], calls: Sequence[Call]
+    model: nn.Module,
+    module: nn.Module,
+    wanted: Sequence[Sequence[Tensor]],
+    calls: Sequence[Call],
+    given: Sequence[Tensor] | None = None,
 ) -> Sums:
     """The sums of a layer: what it is given in the model as it is now, and what it should answer, [call][time
-    it runs]. Where the pruned model takes other ways than the dense one did, there is nothing to fit to."""
+    it runs]. Where the pruned model takes other ways than the dense one did, there is nothing to fit to. With
+    `given`, that is what each call gives it, and the model does not run."""
     pick, sums, left = Pick(calls), Sums.zeros(module), [iter(own) for own in wanted]
 
     def taken(number: int, x: Tensor, _: Tensor) -> None:
@@ -211,7 +220,10 @@ def gathered(
         if answers is not None and len(answers) == patches.shape[1]:
             sums.add(patches, answers)
 
-    watched(model, {module: taken}, calls, [len(own) for own in wanted])
+    if given is None:
+        watched(model, {module: taken}, calls, [len(own) for own in wanted])
+    for number, x in enumerate(given or ()):
+        taken(number, x, x)
     return sums
 
 

@@ -1,6 +1,6 @@
 """heal(): a pruned model learns from the network it was pruned from, without labels.
 
-Distillation (Hinton et al., arXiv 1503.02531) with the zeros held by masks. distance.py says what is learned;
+Distillation (Hinton et al., arXiv 1503.02531) with the zeros held by masks. loss.py says what is learned;
 here is how: AdamW, one call a step. A few calls are held out and looked at ten times; the state that is best
 there stays, and the one before the first step counts too.
 """
@@ -20,9 +20,9 @@ from torch.utils import _pytree as pytree
 from aerogel.errors import InvalidArgument
 from aerogel.ir import ceil_div
 from aerogel.progress import Progress, shown
-from aerogel.pruning.distance import Distance, with_zeros
 from aerogel.pruning.gram import inference
 from aerogel.pruning.held import attached
+from aerogel.pruning.loss import Loss, with_zeros
 from aerogel.pruning.mistakes import a_count, a_module, real, walkable
 from aerogel.pruning.norms import estimate
 from aerogel.runtime.eager import images
@@ -80,37 +80,37 @@ def heal(
         torch.manual_seed(0)
         given = walkable(inputs, "inputs", "heal(model, [x1, x2, ...], teacher=teacher)")
         held, calls, count = _parted(given)
-        distance = Distance(model, teacher, dtype)
+        loss = Loss(model, teacher, dtype)
         try:
-            before = distance.mean(held)  # what does not fit is found before anything changes
+            before = loss.mean(held)  # what does not fit is found before anything changes
             for layer in with_zeros(model).values():
                 mask = attached(layer)
                 mask.mask &= torch.as_tensor(layer.weight) != 0
-            best = _Best(model, distance, held, before)
+            best = _Best(model, loss, held, before)
             some = islice(calls, min(count, ceil_div(SETTLED, images(held[0]))))
-            estimate(model, [distance.call(sample) for sample in some])
+            estimate(model, [loss.call(sample) for sample in some])
             best.look()
             best.restore()  # statistics only where they bring it nearer
-            _train(best, distance, calls, steps, rate, line)
+            _train(best, loss, calls, steps, rate, line)
         finally:
-            distance.close()
+            loss.close()
     return model
 
 
 class _Best:
     """The state of a model that was nearest to its teacher on the calls held out."""
 
-    def __init__(self, model: nn.Module, distance: Distance, held: list[Any], before: float) -> None:
-        self.model, self._distance, self._held = model, distance, held
+    def __init__(self, model: nn.Module, loss: Loss, held: list[Any], before: float) -> None:
+        self.model, self._loss, self._held = model, loss, held
         self._tensors = [*model.parameters(), *model.buffers()]
-        self.before = self.loss = before
+        self.before = self.least = before
         self._keep()
 
     def look(self) -> float:
         """How far the model is now; if nearer than ever, that is kept."""
-        now = self._distance.mean(self._held)
-        if now < self.loss:
-            self.loss = now
+        now = self._loss.mean(self._held)
+        if now < self.least:
+            self.least = now
             self._keep()
         return now
 
@@ -123,20 +123,18 @@ class _Best:
                 tensor.copy_(value)
 
 
-def _train(
-    best: _Best, distance: Distance, calls: Iterator[Any], steps: int, rate: float, line: Progress
-) -> None:
+def _train(best: _Best, loss: Loss, calls: Iterator[Any], steps: int, rate: float, line: Progress) -> None:
     """At most so many steps; then the model is as it was when it was best."""
     optimizer = torch.optim.AdamW([p for p in best.model.parameters() if _trained(p)], rate)
     nearest, idle = math.inf, 0  # of the steps: they may lead away at first
     line.begin("healing", 1.0)
     try:
         for step in range(1, steps + 1):
-            line.step("healing, step", step, steps, f"loss {best.before:.3g} -> {best.loss:.3g}")
+            line.step("healing, step", step, steps, f"loss {best.before:.3g} -> {best.least:.3g}")
             for group in optimizer.param_groups:
                 group["lr"] = rate * _cosine(step, steps)
             optimizer.zero_grad()
-            distance.learn(_next(calls, step))
+            loss.learn(_next(calls, step))
             optimizer.step()
             if step % max(1, steps // LOOKS) == 0 or step == steps:
                 now = best.look()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,6 +18,33 @@ Answers = list[list[Tensor]]
 """Call by call a model's tensors."""
 FAR = 1e30
 """The distance of what cannot be compared."""
+ONE, LEAST = 0.02, 1e-8
+"""How far from one probabilities may add up to (bf16 rounds so), and what is added before their logarithm."""
+
+
+@dataclass(frozen=True)
+class Classes:
+    """Where an answer has its classes, and whether a softmax made probabilities of them already."""
+
+    axis: int
+    probabilities: bool
+
+    def logits(self, answer: Tensor) -> Tensor:
+        """Rows x classes."""
+        rows = answer.float().movedim(self.axis, -1).flatten(0, -2)
+        return (rows + LEAST).log() if self.probabilities else rows
+
+
+def classes(wanted: Tensor) -> Classes | None:
+    """The classes of an answer: what is not below zero and adds up to one along its last axis or its second;
+    or the columns of a matrix, as logits. None where there are none."""
+    if wanted.dim() < 2 or not wanted.numel():
+        return None
+    if bool((wanted >= 0).all()):
+        for axis in (wanted.dim() - 1, 1):
+            if wanted.shape[axis] > 1 and bool(((wanted.float().sum(axis) - 1).abs() <= ONE).all()):
+                return Classes(axis, True)
+    return Classes(1, False) if wanted.dim() == 2 and wanted.shape[1] > 1 else None
 
 
 def answers(model: nn.Module, calls: Iterable[Call]) -> Answers:
@@ -40,7 +68,7 @@ def with_floats(wanted: Answers) -> Answers:
 
 
 def distance(wanted: Answers, got: Answers) -> float:
-    """Kullback-Leibler divergence where answers are rows of logits, else the squared error as a share of the
+    """Kullback-Leibler divergence where answers are classes, else the squared error as a share of the
     answers' own variance; the mean over calls, the sum over several answers. Whole numbers count where there
     is nothing else: the share that differs."""
     each = [_far(one, other) for one, other in zip(wanted, got, strict=True)]
@@ -60,8 +88,9 @@ def _apart(wanted: Tensor, got: Tensor) -> float:
     wanted, got = wanted.float(), got.float()
     if not wanted.numel():
         return 0.0
-    if wanted.dim() == 2 and wanted.shape[1] > 1:
-        lost = F.kl_div(got.log_softmax(1), wanted.log_softmax(1), log_target=True, reduction="batchmean")
+    if (found := classes(wanted)) is not None:
+        mine, other = (found.logits(t).log_softmax(1) for t in (got, wanted))
+        lost = F.kl_div(mine, other, log_target=True, reduction="batchmean")
     else:
         spread = (wanted - wanted.mean()).square().mean().clamp_min(1e-12)
         lost = (got - wanted).square().mean() / spread
@@ -69,7 +98,7 @@ def _apart(wanted: Tensor, got: Tensor) -> float:
 
 
 def agreement(wanted: Answers, got: Answers) -> float:
-    """From 0 to 1, where the answers are the same: of rows of logits the share whose largest is the same, of
+    """From 0 to 1, where the answers are the same: of classes the share of rows whose largest is the same, of
     other floats 1 - |change| / |answers|, of whole numbers the share that is the same; the mean over calls,
     of several answers the least."""
     each = [_agree(one, other) for one, other in zip(wanted, got, strict=True)]
@@ -87,7 +116,7 @@ def _same(wanted: Tensor, got: Tensor) -> float:
         return 1.0
     if not wanted.is_floating_point():
         return float((wanted == got).float().mean())
-    if wanted.dim() == 2 and wanted.shape[1] > 1:
-        return float((wanted.argmax(1) == got.argmax(1)).float().mean())
+    if (found := classes(wanted)) is not None:
+        return float((wanted.argmax(found.axis) == got.argmax(found.axis)).float().mean())
     change = (got.float() - wanted.float()).norm() / wanted.float().norm().clamp_min(1e-30)
     return 1 - float(torch.nan_to_num(change, nan=1.0).clamp(max=1.0))

@@ -32,20 +32,25 @@ class Problem(NamedTuple):
 
     @staticmethod
     def of(sums: Sums, dense: Tensor) -> Problem:
-        """`dense` is filters x channels x kernel."""
+        """`dense` is filters x channels x kernel. The sums are used up: their gram matrix, the largest thing
+        here, becomes the problem's."""
         ridge = RIDGE * sums.gram.diagonal(dim1=1, dim2=2).mean(1)[:, None]
         ridge = ridge.clamp_min(1e-30)
-        gram = sums.gram.clone()
-        gram.diagonal(dim1=1, dim2=2).add_(ridge)
+        sums.gram.diagonal(dim1=1, dim2=2).add_(ridge)
         cross = sums.cross + ridge[:, :, None] * dense.double().reshape(sums.cross.shape)
-        return Problem(gram, cross, dense.shape)
+        return Problem(sums.gram, cross, dense.shape)
+
+    def within(self, group: int, at: Tensor) -> Tensor:
+        """The gram matrix of these positions; of all of them no copy."""
+        whole = self.gram[group]
+        return whole if len(at) == len(whole) else whole[at[:, None], at]
 
 
 def fitted(problem: Problem, kept: Tensor) -> Tensor:
     """Least squares of each row on what is kept of it; zero elsewhere. Filters x positions."""
     found = torch.zeros(problem.cross.shape).double()
     for group, rows, at in _sets(problem, kept):
-        factor = torch.linalg.cholesky(problem.gram[group][at][:, at])
+        factor = torch.linalg.cholesky(problem.within(group, at))
         right = problem.cross[group][rows][:, at]
         found[group, rows[:, None], at] = torch.cholesky_solve(right.mT, factor).mT
     return found.reshape(len(kept), -1)
@@ -58,7 +63,7 @@ def costs(problem: Problem, kept: Tensor, pattern: str) -> Tensor:
     block = as_block(pattern)
     together = None if block is None or block[1] == 1 else _together(problem.shape, block[1])
     for group, rows, at in _sets(problem, kept):
-        inverse = torch.cholesky_inverse(torch.linalg.cholesky(problem.gram[group][at][:, at]))
+        inverse = _inverse(problem.within(group, at))
         weights = problem.cross[group][rows][:, at] @ inverse
         if together is None:
             cost = weights.square() / inverse.diagonal()
@@ -66,6 +71,12 @@ def costs(problem: Problem, kept: Tensor, pattern: str) -> Tensor:
             cost = _block_costs(weights, inverse, at, together)
         found[group, rows[:, None], at] = cost
     return found.reshape(len(kept), -1)
+
+
+def _inverse(gram: Tensor) -> Tensor:
+    """One more such matrix, and not two: it takes the place of its factor."""
+    factor = torch.linalg.cholesky(gram)
+    return torch.cholesky_inverse(factor, out=factor)
 
 
 def mask(problem: Problem, pattern: str, share: float, held: Tensor) -> Tensor:

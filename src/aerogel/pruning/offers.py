@@ -21,7 +21,7 @@ def recipe_for(
 ) -> tuple[dict[str, Point], float]:
     """The points of the layers at the least error for this speedup, and the speedup that they are predicted
     to have: less than asked for where the layers do not offer it."""
-    slope, rest = line_through(advice.layers, advice.torch_us, advice.model_us)
+    slope, rest = line_through(advice.layers, advice.dense_us, advice.model_us)
     offers = [_offers(layer, curves.get(layer.layer, {})) for layer in advice.layers]
     dense = sum(layer.dense_us for layer in advice.layers)
     least = sum(min(us for _, (us, _) in own) for own in offers)

@@ -16,12 +16,13 @@ from aerogel.progress import Progress
 from aerogel.pruning import obs
 from aerogel.pruning.asked import Asked, masked
 from aerogel.pruning.curves import curves
-from aerogel.pruning.gram import gathered, order, own, parts, targets
+from aerogel.pruning.gram import Sums, gathered, order, own, parts, targets
 from aerogel.pruning.held import attached, mark
 from aerogel.pruning.layers import as_weight, filters_first, owned_once, prunable, under
 from aerogel.pruning.masks import most
 from aerogel.pruning.norms import settle
 from aerogel.pruning.shares import even
+from aerogel.pruning.walk import Lost, Walk
 from aerogel.runtime.eager import Call, images
 from aerogel.runtime.weights import as_weights
 
@@ -147,23 +148,42 @@ def repair(
     progress: Progress,
 ) -> None:
     """Each layer of the model that is asked for, in the order of `modules` (the dense network's)."""
-    number = 0
-    for part in parts(modules):
-        wanted = targets(dense, part, calls)
-        for name in part:
-            number += 1
-            progress.step("layer", number, len(modules), name)
-            one = asked[name]
-            sums = gathered(model, one.module, wanted.pop(name), calls).checked(name)
-            dense_weight = filters_first(part[name], _weight(part[name]))
-            problem = obs.Problem.of(sums, dense_weight)
-            del sums
-            held = filters_first(one.module, attached(one.module).mask.cpu())
-            kept = obs.mask(problem, one.pattern, one.share, held & (dense_weight != 0))
-            fitted = obs.fitted(problem, kept.flatten(1))
-            weight = under(one.module)
-            weight.data.copy_(as_weight(one.module, fitted, weight.shape))
-            mark(one.module, kept)
+    for name in modules:
+        attached(asked[name].module)
+    before = copy.deepcopy(model.state_dict())
+
+    def fit(walk: Walk | None) -> None:
+        number = 0
+        for part in parts(modules):
+            wanted = targets(dense, part, calls)
+            for name in part:
+                number += 1
+                progress.step("layer", number, len(modules), name)
+                module, answers = asked[name].module, wanted.pop(name)
+                once = all(len(runs) == 1 for runs in answers)
+                given = walk.inputs(module) if walk is not None and once else None
+                sums = gathered(model, module, answers, calls, given).checked(name)
+                _fit(asked[name], part[name], sums)
+
+    try:
+        with Walk(model, [asked[name].module for name in modules], calls) as walk:
+            fit(walk)
+            walk.check()
+    except Lost:
+        model.load_state_dict(before)
+        fit(None)
+
+
+def _fit(one: Asked, dense: nn.Module, sums: Sums) -> None:
+    """The mask of one layer, and its weights fitted to what the dense one answers."""
+    dense_weight = filters_first(dense, _weight(dense))
+    problem = obs.Problem.of(sums, dense_weight)
+    held = filters_first(one.module, attached(one.module).mask.cpu())
+    kept = obs.mask(problem, one.pattern, one.share, held & (dense_weight != 0))
+    fitted = obs.fitted(problem, kept.flatten(1))
+    weight = under(one.module)
+    weight.data.copy_(as_weight(one.module, fitted, weight.shape))
+    mark(one.module, kept)
 
 
 def _wanda(

@@ -5,6 +5,9 @@ over cost loads of their own. For every pruned layer the cost of a leftover is m
 chosen kernel is timed with all and with half of them. Leftovers go in the order of microseconds saved for the
 share of the layer's weight (L1) lost, until a layer has lost `max_weight_loss`, or the whole model `max_drop`
 of what `evaluate` says. A layer that is then no faster gets its weights back.
+
+With pattern "1x4" the same of blocks of four input channels (quartets.py), timed in int8: light ones are
+emptied, and of the dense weights as many come back as went, into blocks that are there anyway.
 """
 
 from __future__ import annotations
@@ -20,14 +23,16 @@ from torch import nn
 
 from aerogel.backends import Backend, backend_of
 from aerogel.capture.nodes import problem
-from aerogel.errors import InvalidArgument, printable
+from aerogel.errors import InvalidArgument
 from aerogel.formats import clusters
 from aerogel.ir import Array, Choice, Conv, Dtypes, Weight
 from aerogel.methods import BASELINE, METHODS
 from aerogel.progress import shown
+from aerogel.pruning import quartets
 from aerogel.pruning.held import attached
-from aerogel.pruning.layers import TRANSPOSED, prunable
+from aerogel.pruning.layers import TRANSPOSED, prunable, under
 from aerogel.pruning.mistakes import a_module, a_number, a_score, a_share, real
+from aerogel.pruning.repruned import LayerReport, Repruned
 from aerogel.runtime.eager import as_call
 from aerogel.runtime.private import private
 from aerogel.runtime.reading import network_of
@@ -40,70 +45,10 @@ TRIES = 7
 """How often `evaluate` is called to find how much may go."""
 
 
-@dataclass(frozen=True)
-class LayerReport:
-    """One layer: what ran it before and after, microseconds alone, the share of nonzeros in dense blocks,
-    what was removed."""
-
-    layer: str
-    conv: str
-    before: str
-    before_us: float
-    after: str
-    after_us: float
-    blocks_before: float
-    blocks_after: float
-    nonzeros: int
-    removed: int
-    weight_lost: float
-    ns_per_nonzero: float
-
-
-@dataclass(frozen=True)
-class Repruned:
-    """What `reprune` did. `model` is the model itself, with masks that hold while it is trained on.
-
-    Example:
-        >>> repruned = aerogel.reprune(aerogel.prune(model, 0.8), (x,))
-        >>> text = str(repruned)    # layer by layer: what went, and the time before and after
-    """
-
-    model: nn.Module
-    layers: tuple[LayerReport, ...]
-    score: tuple[float, float] | None
-
-    @property
-    def speedup(self) -> float:
-        """Of the layers' times added up, measured alone; compile() measures the model."""
-        return (
-            sum(r.before_us for r in self.layers) / max(1e-9, sum(r.after_us for r in self.layers))
-            if self.layers
-            else 1.0
-        )
-
-    def __str__(self) -> str:
-        lines = [
-            f"{sum(r.removed for r in self.layers)} weights removed, layers {self.speedup:.2f}x as "
-            "fast as before"
-        ]
-        for r in self.layers:
-            blocks = f"{r.blocks_before:.0%} -> {r.blocks_after:.0%} in blocks"
-            times = f"{r.before} {r.before_us:.0f} us -> {r.after} {r.after_us:.0f} us"
-            gone = (
-                f"{r.removed} of {r.nonzeros} nonzeros, {r.weight_lost:.1%} of its weight"
-                if r.removed
-                else "nothing removed"
-            )
-            lines.append(f"{printable(r.layer)}  {r.conv}")
-            lines.append(f"    {times}; {gone}; {blocks}; a nonzero costs {r.ns_per_nonzero:.2f} ns")
-        if self.score is not None:
-            lines.append(f"score {self.score[0]:.4f} -> {self.score[1]:.4f}")
-        return "\n".join(lines)
-
-
 @dataclass
 class _Layer:
-    """A layer at work: `order` are leftovers by weight, lightest first, as far as the budget reaches."""
+    """A layer at work: `order` are leftovers by weight, or rows of them that go together, lightest first, as
+    far as the budget reaches; `given` are dense weights that may come back."""
 
     name: str
     module: nn.Module
@@ -113,11 +58,25 @@ class _Layer:
     cost_us: float
     order: Array
     gone: int = 0
+    given: Array | None = None
+
+    def emptied(self) -> Array:
+        cut = np.append(self.weight.reshape(-1), 0)
+        cut[self.order[: self.gone]] = 0
+        return cut[:-1].reshape(self.weight.shape).astype(self.weight.dtype)
 
     def cut(self) -> Array:
-        cut = self.weight.copy()
-        cut.reshape(-1)[self.order[: self.gone]] = 0
-        return cut
+        """What is left, and came back."""
+        cut = self.emptied()
+        if self.given is None or not self.gone:
+            return cut
+        return quartets.completed(cut, self.given, int(np.count_nonzero(self.weight) - np.count_nonzero(cut)))
+
+    def sizes(self) -> Array:
+        """Of what goes together, its share of the layer's L1 norm."""
+        size = np.append(np.abs(self.weight.reshape(-1)).astype(np.float64), 0.0)
+        found: Array = size[self.order].reshape(len(self.order), -1).sum(1) / size.sum()
+        return found
 
 
 def reprune(
@@ -125,6 +84,8 @@ def reprune(
     args: Any,
     *,
     max_weight_loss: float = 0.05,
+    pattern: str | None = None,
+    dense: nn.Module | None = None,
     evaluate: Callable[[nn.Module], float] | None = None,
     max_drop: float | None = None,
 ) -> Repruned:
@@ -139,6 +100,9 @@ def reprune(
         model: A pruned module.
         args: An example call, as for `compile`.
         max_weight_loss: No layer loses more than this share of its L1 norm.
+        pattern: "1x4" empties blocks of four input channels, for int8, where layers are timed then.
+        dense: With "1x4", the model before pruning: as many of its weights come back as went, into blocks
+            that are not empty, so that the sparsity stays.
         evaluate: A function of the model that is higher when better.
         max_drop: How much of `evaluate`'s number may be lost.
     """
@@ -150,6 +114,11 @@ def reprune(
         raise InvalidArgument(
             "evaluate and max_drop go together: what to measure, and how much of it may be lost"
         )
+    if pattern not in (None, quartets.PATTERN) or (dense is not None and pattern is None):
+        raise InvalidArgument(
+            f"pattern is None or '{quartets.PATTERN}', and dense goes with the latter; not {pattern!r}"
+        )
+    originals = {} if dense is None else dict(prunable(a_module(dense, "reprune")))
     backend, found = backend_of(), list[_Layer]()
     with shown(None) as progress, torch.no_grad():
         known: dict[str, tuple[Choice, float]] = {}
@@ -160,10 +129,14 @@ def reprune(
             progress.step("layer", number, len(layers), name)
             key = f"{conv} {np.count_nonzero(weight) / weight.size:.2f}"
             if key not in known:
-                known[key] = _cost(backend, weight, conv)
-            found.append(
-                _Layer(name, module, conv, weight, *known[key], leftovers(weight, conv, max_weight_loss))
+                known[key] = _cost(backend, weight, conv, pattern)
+            given = None if dense is None else _original(originals, name, weight)
+            order = (
+                quartets.lightest(weight, max_weight_loss, refilled=given is not None)
+                if pattern
+                else leftovers(weight, conv, max_weight_loss)
             )
+            found.append(_Layer(name, module, conv, weight, *known[key], order, given=given))
         if not found:
             raise InvalidArgument(
                 "no convolution or Linear of the model has zeros; prune it first: aerogel.prune(model, 0.8)"
@@ -178,7 +151,7 @@ def reprune(
         progress.begin("timing layers again", 0.5)
         for number, layer in enumerate(found, 1):
             progress.step("re-pruned layer", number, len(found), layer.name)
-            reports.append(_again(backend, layer))
+            reports.append(_again(backend, layer, pattern))
     return Repruned(model, tuple(reports), score)
 
 
@@ -199,19 +172,35 @@ def _pruned(model: nn.Module, args: Any) -> list[tuple[str, nn.Module, Conv, Arr
     return found
 
 
-def _cost(backend: Backend, weight: Array, conv: Conv) -> tuple[Choice, float]:
-    """The layer's fastest kernel, and microseconds for each nonzero left over: with all of them, and with
-    every second one."""
-    choice = search.time_layer(backend, conv, Weight(weight), METHODS, search.EFFORTS["fast"])
+def _original(layers: dict[str, nn.Module], name: str, like: Array) -> Array:
+    """A layer's dense weight."""
+    weight: Any = getattr(layers.get(name), "weight", None)
+    if weight is None or weight.numel() != like.size:
+        raise InvalidArgument(f"dense is the model before pruning, and has no '{name}' of the same size")
+    found: Array = weight.detach().float().cpu().numpy().reshape(like.shape)
+    return found
+
+
+def _timed(backend: Backend, weight: Array, conv: Conv, pattern: str | None) -> tuple[Weight, Conv]:
+    """A layer in the precision that the pattern is for."""
+    return quartets.as_timed(backend, weight, conv) if pattern else (Weight(weight), conv)
+
+
+def _cost(backend: Backend, weight: Array, conv: Conv, pattern: str | None) -> tuple[Choice, float]:
+    """The layer's fastest kernel, and microseconds for each nonzero left over, or block that is there: with
+    all of them, and with every second one."""
+    held, problem_ = _timed(backend, weight, conv, pattern)
+    choice = search.time_layer(backend, problem_, held, METHODS, search.EFFORTS["fast"])
     if choice.config.method == BASELINE:
         return choice, 0.0
-    left = _left(weight, conv)
+    left = quartets.there(weight) if pattern else _left(weight, conv)
     if len(left) < 2:
         return choice, 0.0
-    half = weight.copy()
-    half.reshape(-1)[left[::2]] = 0
-    pairs = [(Weight(weight), choice.config), (Weight(half), choice.config)]
-    whole_us, half_us = search.medians(backend, pairs, conv, search.EFFORTS["fast"].rounds)
+    half = np.append(weight.reshape(-1), 0)
+    half[left[::2]] = 0
+    fewer, _ = _timed(backend, half[:-1].reshape(weight.shape).astype(weight.dtype), conv, pattern)
+    pairs = [(held, choice.config), (fewer, choice.config)]
+    whole_us, half_us = search.medians(backend, pairs, problem_, search.EFFORTS["fast"].rounds)
     return choice, max(0.0, (whole_us - half_us) / len(left[::2]))
 
 
@@ -236,8 +225,7 @@ def _steps(layers: list[_Layer]) -> Array:
     worth, owner = list[Array](), list[Array]()
     for i, layer in enumerate(layers):
         if layer.cost_us > 0:
-            size = np.abs(layer.weight.reshape(-1)).astype(np.float64)
-            worth.append(layer.cost_us * size.sum() / np.maximum(size[layer.order], 1e-300))
+            worth.append(layer.cost_us / np.maximum(layer.sizes(), 1e-300))
             owner.append(np.full(len(layer.order), i))
     if not worth:
         return np.zeros(0, np.int64)
@@ -254,7 +242,11 @@ def _take(layers: list[_Layer], steps: Array, count: int) -> None:
 
 def _mask(layer: _Layer, weight: Array) -> None:
     mask = attached(layer.module).mask
-    mask.copy_(torch.from_numpy((weight != 0).reshape(mask.shape)))
+    kept = torch.from_numpy((weight != 0).reshape(mask.shape)).to(mask.device)
+    mask.copy_(kept)
+    if layer.given is not None:
+        held = under(layer.module).data
+        held.copy_(torch.where(kept, torch.from_numpy(weight.reshape(mask.shape)).to(held), held))
 
 
 def _within(
@@ -273,34 +265,41 @@ def _within(
     return before, a_number(evaluate(model))
 
 
-def _again(backend: Backend, layer: _Layer) -> LayerReport:
+def _again(backend: Backend, layer: _Layer, pattern: str | None) -> LayerReport:
     """Time a layer that lost weights beside what it was; if it is no faster, it gets them back."""
     before, after = layer.before, layer.before
     before_us = before.chosen_us()
     assert before_us is not None
     middle = before_us
-    cut = layer.cut()
     if layer.gone:
-        after = search.time_layer(backend, layer.conv, Weight(cut), METHODS, search.EFFORTS["fast"])
-        rounds = search.EFFORTS["fast"].rounds
-        pairs = [(Weight(layer.weight), before.config), (Weight(cut), after.config)]
-        before_us, middle = search.medians(backend, pairs, layer.conv, rounds)
+        whole, _ = _timed(backend, layer.weight, layer.conv, pattern)
+        cut, conv = _timed(backend, layer.cut(), layer.conv, pattern)
+        after = search.time_layer(backend, conv, cut, METHODS, search.EFFORTS["fast"])
+        pairs = [(whole, before.config), (cut, after.config)]
+        before_us, middle = search.medians(backend, pairs, conv, search.EFFORTS["fast"].rounds)
         if before_us < GAIN * middle:
-            layer.gone, cut, after, middle = 0, layer.weight, before, before_us
-            _mask(layer, cut)
+            layer.gone, after, middle = 0, before, before_us
+            _mask(layer, layer.weight)
+    emptied, left = layer.emptied(), layer.cut()
     size = np.abs(layer.weight).sum()
-    blocks = [1 - len(_left(w, layer.conv)) / max(1, int(np.count_nonzero(w))) for w in (layer.weight, cut)]
+    blocks = [
+        quartets.fullness(w) if pattern else 1 - len(_left(w, layer.conv)) / max(1, int(np.count_nonzero(w)))
+        for w in (layer.weight, left)
+    ]
+    many = int(np.count_nonzero(layer.weight))
     return LayerReport(
         layer.name,
-        str(layer.conv),
+        str(before.conv),
         before.config.method,
         before_us,
         after.config.method,
         middle,
         blocks[0],
         blocks[1],
-        int(np.count_nonzero(layer.weight)),
-        layer.gone,
-        float(1 - np.abs(cut).sum() / size),
+        many,
+        many - int(np.count_nonzero(emptied)),
+        float(1 - np.abs(emptied).sum() / size),
         layer.cost_us * 1e3,
+        int(np.count_nonzero(left) - np.count_nonzero(emptied)),
+        pattern or "",
     )

@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import nn
 
 from aerogel.arguments import dtype_of
 from aerogel.errors import InvalidArgument
 from aerogel.progress import shown
+from aerogel.pruning.advise import IN_INT8, PATTERNS
 from aerogel.pruning.asked import chosen
 from aerogel.pruning.gram import inference, order
 from aerogel.pruning.judge import agreement, answers, with_floats
@@ -29,7 +31,7 @@ from aerogel.runtime.eager import Call
 from aerogel.runtime.module import Compiled
 from aerogel.runtime.weights import as_weights
 
-AUTO = ("unstructured", "tilewise")
+AUTO = PATTERNS
 """Patterns that each layer may have, where the user leaves it to us; the first where only zeros count."""
 TRIES = 6
 CLOSE = 1.08
@@ -78,7 +80,8 @@ def slim(
             `inputs` that is kept for it.
         pattern: One pattern of `prune`, or "auto": each layer's is chosen by time and error; with `sparsity`
             there are no times to choose by, and all are "unstructured".
-        dtype: As for `compile`.
+        dtype: As for `compile`. In "int8", `inputs` are its calibration, the patterns of "auto" are
+            "unstructured" and "1x4", and the score is that of the compiled model.
         budget_minutes: When no further step is begun, and what healing fits into.
         train: Your own training in place of repair and healing: `train(model, schedule)` trains the model;
             `schedule(steps=1000)` makes the `Schedule` whose `step()` it calls. The model is in train mode
@@ -89,7 +92,9 @@ def slim(
         progress: False shows no progress, True also where nobody seems to look.
     """
     goal = _goal(speedup, sparsity)
-    kinds = AUTO[: None if sparsity is None else 1] if pattern == "auto" else (pattern,)
+    in_int8 = dtype_of(dtype) == torch.int8
+    auto = (IN_INT8 if sparsity is None else IN_INT8[1:]) if in_int8 else AUTO
+    kinds = auto[: None if sparsity is None else 1] if pattern == "auto" else (pattern,)
     for kind in kinds:
         as_block(kind)
     minutes = real(budget_minutes)
@@ -103,6 +108,8 @@ def slim(
     share = 0.0 if sparsity is None else goal
     layers = chosen(a_module(model, "slim"), share, kinds[0], "uniform", "magnitude", left_out)
     calls = there(model, calls_of(inputs, "slim()"))
+    if in_int8 and any(kwargs for _, kwargs in calls):
+        raise InvalidArgument("int8 is calibrated by inputs in order: tensors, or tuples of them; not dicts")
     dense = as_weights(copy.deepcopy(model)).eval()
     order(dense, {}, calls[0])  # what does not run is said before any work
     if train is None:
@@ -178,7 +185,7 @@ def _search(steps: Steps, goal: float, by_zeros: bool, max_drop: float) -> Slimm
     dense_us = float(np.median([one.us * one.speedup for one in tries]))
     if best is None:
         why += " No step kept the score: the model is dense."
-        fast = steps.compiled(steps.dense)
+        fast = steps.unpruned()
         return Slimmed(steps.dense, fast, tuple(tries), None, before, dense_us, max_drop, why)
     return Slimmed(best[1], best[2], tuple(tries), best[0], before, dense_us, max_drop, why)
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from aerogel.arguments import dtype_of
 from aerogel.compiler import compile as compiled
 from aerogel.progress import Progress
 from aerogel.pruning.advice import Advice, Point
@@ -70,6 +71,15 @@ class Steps:
         self._timed_on = timed_on(self.dense, self.calls[0])
         self._seen = self.calls[: -(len(self.calls) // 4)] if len(self.calls) > 3 else self.calls
 
+    @property
+    def in_int8(self) -> bool:
+        return bool(dtype_of(self.dtype) == torch.int8)
+
+    @property
+    def _samples(self) -> list[Any] | None:
+        """What int8 is calibrated by."""
+        return [args for args, _ in self._seen] if self.in_int8 else None
+
     def spent(self) -> float:
         """Seconds, those before a kill among them."""
         return time.monotonic() - self._began
@@ -87,6 +97,7 @@ class Steps:
                 sparsities=shares,
                 patterns=self.patterns,
                 dtype=self.dtype,
+                calibration=self._samples,
                 progress=False,
             )
             return found.to_dict()
@@ -163,7 +174,7 @@ class Steps:
             zeros = sum(int((w == 0).sum()) for w in found) / max(1, sum(w.numel() for w in found))
             us, speedup = self._timed(fast)
             seconds = time.monotonic() - began
-            return [zeros, self.score(model), speedup, us, seconds]
+            return [zeros, self.score(fast if self.in_int8 else model), speedup, us, seconds]
 
         def tried(said: Any) -> Try:
             zeros, score, speedup, us, seconds = [finite(value) for value in said]
@@ -220,7 +231,12 @@ class Steps:
 
     def compiled(self, model: nn.Module) -> Compiled:
         args, kwargs = self._timed_on
-        return compiled(model, args, kwargs, dtype=self.dtype, progress=False)
+        more: Any = {"dtype": self.dtype, "calibration": self._samples}
+        return compiled(model, args, kwargs, progress=False, **more)
+
+    def unpruned(self) -> Compiled:
+        """The dense model; not in int8, which may have been what lost too much."""
+        return (replace(self, dtype=None) if self.in_int8 else self).compiled(self.dense)
 
     def _timed(self, fast: Compiled) -> tuple[float, float]:
         """Microseconds and speedup over torch, as compile measured them."""

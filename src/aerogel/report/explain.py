@@ -152,13 +152,18 @@ def _row(choice: Choice) -> dict[str, Any]:
         "conv": str(choice.conv),
         "sparsity": choice.sparsity,
         "method": own,
-        "chosen": named + reason + _pooled(choice) + _limit(choice),
+        "chosen": named + reason + _pooled(choice) + _limit(choice) + _lost(choice),
         "idle": str(choice.idle) if choice.idle else "",
+        "lost": choice.lost,
         "us": choice.chosen_us(),
         "dense_us": dense_us,
         "in_network_us": choice.in_network and choice.in_network.p50_us,
         "others": others,
     }
+
+
+def _lost(choice: Choice) -> str:
+    return "" if choice.lost is None else f"; int8 costs it {choice.lost:.2%} of its output"
 
 
 def _pooled(choice: Choice) -> str:

@@ -19,6 +19,7 @@ LEGEND = (
     "problem: n images, c channels in of h x w pixels, k filters of r x s, u stride, p padding, d dilation, "
     "g groups, then what is fused"
 )
+IN_BYTES = "int8: dense is torch on the same bytes, which it multiplies as floats"
 
 
 @dataclass(frozen=True)
@@ -113,10 +114,12 @@ def summary(rows: Sequence[Mapping[str, Any]], whole_ms: float | None, width: in
     wide = width >= WIDE
     longest = max(len(printable(row["layer"])) for row in rows)
     problem = max(len(row["conv"]) for row in rows) if wide else 0
-    room = width - _NUMBERS - (2 + problem if wide else 0)
+    bytes_ = wide and any(row["lost"] is not None for row in rows)
+    room = width - _NUMBERS - (2 + problem if wide else 0) - (12 if bytes_ else 0)
     name = max(12, min(longest, room))
     head = [f"{'layer':{name}}", f"{'problem':{problem}}"] if wide else [f"{'layer':{name}}"]
-    lines = ["  ".join([*head, "zeros", f"{'method':10}", " time, us", "dense, us", "     x", "share"])]
+    head += ["zeros", f"{'method':10}", " time, us", "dense, us", "     x", "share"]
+    lines = ["  ".join([*head, *(["int8 loses"] if bytes_ else [])])]
     for row in rows:
         spent, dense = spent_us(row), row["dense_us"]
         cells = [f"{shortened(printable(row['layer']), name):{name}}"]
@@ -124,13 +127,17 @@ def summary(rows: Sequence[Mapping[str, Any]], whole_ms: float | None, width: in
         cells += [f"{row['sparsity']:5.0%}", f"{row['method']:10}"]
         cells += [_number(spent), _number(dense)]
         cells.append(f"{dense / spent:5.2f}x" if spent and dense else f"{'':6}")
-        cells.append(f"{spent / whole:5.0%}" if spent else "")
-        lines.append("  ".join(cells))
+        cells.append(f"{spent / whole:5.0%}" if spent else f"{'':5}")
+        cells += (
+            [f"{'in floats' if row['lost'] is None else format(row['lost'], '.2%'):>10}"] if bytes_ else []
+        )
+        lines.append("  ".join(cells).rstrip())
     if total and whole_ms and 1e3 * whole_ms > total:
         rest = 1e3 * whole_ms - total
         blank = " " * (name + (2 + problem if wide else 0) - len("all else"))
         lines.append(f"all else{blank}  {'':5}  {'':10}  {rest:9.0f}  {'':9}  {'':6}  {rest / whole:5.0%}")
-    return [*lines, *(["", LEGEND] if wide else [])]
+    quantized = any(":int8" in row["conv"] for row in rows)
+    return [*lines, *(["", LEGEND, *([IN_BYTES] if quantized else [])] if wide else [])]
 
 
 def _number(us: float | None) -> str:

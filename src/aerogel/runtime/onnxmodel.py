@@ -104,6 +104,14 @@ class OnnxModel(HasGraph):
         constants = {name: self._constants[name].value(self).detach().contiguous() for name in names}
         return GraphModel(replace(self._captured, constants=constants), constants)
 
+    def written(self, constant: str) -> tuple[str, tuple[int, ...]] | None:
+        """Which tensor of the model a constant of its graph is, and which of its dimensions the constant's
+        are; None where `save` would not write it."""
+        place = self._constants[constant]
+        if (place.module, place.name) not in {(own.module, own.name) for own in self._tensors.values()}:
+            return None
+        return f"{place.module}.{place.name}".lstrip("."), place.axes
+
     def save(self, path: str | Path) -> None:
         """Write the file again, with the weights as they are now: the same nodes, names and opset, in one
         file. Masks of `prune` count.

@@ -6,6 +6,7 @@ from typing import Any
 
 from aerogel.capture.captured import Captured
 from aerogel.capture.fuse import fuse, random
+from aerogel.capture.integers import integers
 from aerogel.capture.network import Network
 from aerogel.errors import AerogelError, UnsupportedModel
 from aerogel.progress import Progress
@@ -30,8 +31,10 @@ def network_of(
 def fused(captured: Captured) -> tuple[Network, tuple[str, ...]]:
     """A captured model as a network, and what is to be said of it."""
     graph, constants, left = fuse(captured.graph, captured.constants, captured.shapes, captured.types)
+    graph, constants, said = integers(graph, constants, captured.shapes, captured.steps)
     network = Network(captured, graph, constants)
-    notes = [f"{layer}: {reason}" for layer, reason in left.items()]
+    notes = [*said]
+    notes += [f"{layer}: {reason}" for layer, reason in left.items()]
     notes += [f"{n.layer or n.name} runs in onnxruntime" for n in captured.graph.nodes if n.op == "onnx"]
     notes += [f"{n.layer or n.name} is random: dropout stays on" for n in captured.graph.nodes if random(n)]
     notes += [

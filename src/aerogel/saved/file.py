@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,7 +27,7 @@ from aerogel.compiler import checked, compile, together
 from aerogel.errors import AerogelError, InvalidArgument, InvalidFile, UnsupportedModel, printable
 from aerogel.ir import GRAPH, Gpu, Graph, Plan, Way, guards, short
 from aerogel.ir.tensors import TORCH
-from aerogel.methods import method
+from aerogel.methods import METHODS, method
 from aerogel.preprocess import Recipe
 from aerogel.progress import Progress
 from aerogel.runtime.eager import body, ways
@@ -38,6 +38,7 @@ from aerogel.runtime.reading import fused
 from aerogel.saved import container, packed
 from aerogel.saved.structure import built, dtype_name, dtype_of, sizes_of, stored, structure, tensor, told
 from aerogel.tune.choose import Asked, as_planned, tuned
+from aerogel.tune.search import effort
 from aerogel.tune.store import Store
 
 FORMAT, FORMATS = "aerogel-model-4", ("aerogel-model-2", "aerogel-model-3", "aerogel-model-4")
@@ -262,18 +263,21 @@ def _restored(
     look = partial(understood, captured.graph, captured.constants.blank(captured.graph), example)
     if how != GRAPH or tune != "off":  # the graph as it was captured runs too
         look()
-    if network is None or not as_saved:
+    held = network if network is not None and network.meanings and how == GRAPH else None
+    if network is None or not (as_saved or held):
         network, _ = fused(captured)
     found = understood(network.graph, network.constants, example)
     if found is not None:
         network.learn(example, found)
-    if tune != "off":
+    if tune != "off" and held is None:
         return compile(GraphModel(captured, state), *captured.filled(), dtype=dtype, tune=tune, store=store)
     if how != GRAPH:
         model = GraphModel(captured, state)
         if how not in ways(model, dtype):
             raise InvalidFile(f"'{str(how)[:80]}' is no way to run this model")
         return Compiled(model, None, plan, how, notes, body(model, how), model.captured)
+    if held is not None and not as_saved:
+        return _in_int8(captured, state, look, held, notes, tune, store)
     names = tuple({method(choice.config.method).NAME for choice in plan.choices})
     asked = Asked("off", None, names, backend, Store(store, backend), dtype, [])
     if found is None and (dtype is not None or not same):
@@ -297,6 +301,25 @@ def _restored(
         network, plan, said = tuned(network, call, asked, Progress())
         notes = (*notes, *said)
     return Compiled(Later(captured, state, look), network, plan, GRAPH, notes, backend=backend)
+
+
+def _in_int8(
+    captured: Captured,
+    state: Mapping[str, torch.Tensor],
+    look: Callable[[], Any],
+    network: Network,
+    notes: tuple[str, ...],
+    tune: str | float,
+    store: Any,
+) -> Compiled:
+    """A network in int8 on another machine, or to be tuned again: its bytes mean what they meant, kernels are
+    chosen anew."""
+    backend = backend_of()
+    asked = Asked(tune, effort(tune), METHODS, backend, Store(store, backend), None, [])
+    network, plan, said = tuned(network, captured.filled(), asked, Progress())
+    how = "measured" if asked.effort else "chosen by rule; load(path, tune='fast') measures"
+    told = (*notes, *said, f"int8 as it was saved; kernels {how} for {short(backend.target)}")
+    return Compiled(Later(captured, state, look), network, plan, GRAPH, told, backend=backend)
 
 
 def _captured(model: Any, raw: Any, graph: Graph, arrays: container.Arrays) -> Captured:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
@@ -46,6 +46,9 @@ class Asked:
     store: Store
     dtype: Any
     samples: list[Call]
+    ranges: str = "mean-square"
+    lost: Mapping[str, float] = field(default_factory=dict)
+    """What int8 costs each layer, by its node."""
 
     @property
     def within(self) -> float | None:

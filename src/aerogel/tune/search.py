@@ -22,6 +22,7 @@ from aerogel.capture.nodes import Shapes, problem
 from aerogel.errors import InvalidArgument
 from aerogel.ir import (
     ALONE,
+    INT8,
     Array,
     Choice,
     Config,
@@ -239,7 +240,7 @@ def unfinished(effort: Effort, choices: Iterable[Choice]) -> bool:
 def rule(backend: Backend, conv: Conv, weight: Array, names: Iterable[str]) -> Choice:
     """A choice by rule of thumb, for tune="off": no timing, and explain says so."""
     stats, refused = Stats.of(weight), dict[str, str]()
-    few = TOO_FEW if stats.sparsity < RULE else None
+    few = TOO_FEW if stats.sparsity < RULE and conv.dtypes != INT8 else None  # torch has no int8
     for name in METHODS:
         if name == BASELINE:
             continue

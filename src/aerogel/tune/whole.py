@@ -14,13 +14,15 @@ from aerogel.runtime.graphmodel import GraphModel
 from aerogel.runtime.module import Compiled
 from aerogel.runtime.private import restored, writes_weights
 from aerogel.runtime.reading import first_line
-from aerogel.tune import search
+from aerogel.tune import nodewise, search
 from aerogel.tune.choose import Asked
 from aerogel.tune.measure import interleaved
 
 ALONE_US = 2000.0
 """A model that takes this long for one image runs larger batches image by image: calling it costs a hundredth
 of that."""
+IN_BYTES = 0.05
+"""How far answers may be apart where a number that is rounded elsewhere may become the next byte."""
 ROUNDS, FEW_ROUNDS, CLEAR = 15, 5, 1.5
 """Rounds of the whole model against torch; few are enough where one takes CLEAR times as long."""
 
@@ -32,7 +34,7 @@ def looked(model: Any, ours: Compiled, call: Call, asked: Asked) -> Compiled:
     for number, other in enumerate((call, *nearby(ours.network.captured, call))):
         try:
             with restored(model):
-                wanted = answer(model, other)
+                wanted = answer(_meant(model, ours), other)
         except Exception as why:
             if number == 0:
                 error = InvalidFile if isinstance(model, GraphModel) else AerogelError
@@ -50,10 +52,29 @@ def looked(model: Any, ours: Compiled, call: Call, asked: Asked) -> Compiled:
             )
             ours = Compiled(model, ours.network.fixed(), ours.plan, GRAPH, notes, backend=asked.backend)
             return looked(model, ours, call, asked)
-        if not alike(wanted, answer(ours, other), asked.within):
+        floats, got = _meant(model, ours) is model, answer(ours, other)
+        if not alike(wanted, got, asked.within if floats else IN_BYTES) and (
+            floats or not _right(ours, captured.flat(*other), asked)
+        ):
             return differs(model, ours, "on the example" if number == 0 else "at other sizes")
     ours.forget()
     return ours
+
+
+def _right(ours: Compiled, inputs: list[Any], asked: Asked) -> bool:
+    """Whether each node of a network in bytes is right for itself."""
+    assert ours.network is not None
+    return nodewise.right(ours.network, ours.plan, asked.backend, inputs, ours.ready()(inputs))
+
+
+def _meant(model: Any, ours: Compiled) -> Any:
+    """Whose answers ours are compared with: the model's; in int8 those of the same bytes in torch. What int8
+    loses is another question, and was asked layer by layer."""
+    network = ours.network
+    if network is None or not network.meanings:
+        return model
+    captured = replace(network.captured, graph=network.graph, constants=network.real())
+    return GraphModel(captured, captured.constants)
 
 
 def differs(model: Any, ours: Compiled, where: str) -> Compiled:
@@ -128,3 +149,17 @@ def judged(model: Any, ours: Compiled, call: Call, asked: Asked) -> Compiled:
     plan = replace(ours.plan, model=Timing.of(times[fastest], times[fastest]))
     told = (*ours.notes, said, f"not faster than torch {way}, so torch runs the model")
     return Compiled(model, None, plan, way, told, torchs[way], ours.captured)
+
+
+def faster(ours: Compiled, floats: Compiled, call: Call, asked: Asked) -> Compiled:
+    """A network in int8, or the same in floats where that is faster."""
+    runs = [runner(ours, call), runner(floats, call)]
+    mine, other = (sorted(t)[len(t) // 2] for t in interleaved(runs, ROUNDS, 1, asked.backend.clock))
+    if mine <= other:
+        return ours
+    floats.notes = (
+        *floats.notes,
+        f"stays in floats: they take {other / 1e3:.1f} ms here, int8 {mine / 1e3:.1f} ms. "
+        "This CPU has no instruction for products of bytes; prune in blocks for it: pattern='1x4'",
+    )
+    return floats

@@ -45,7 +45,8 @@ def program(
     pooled: Collection[str] = (),
 ) -> Program:
     """What runs for these shapes under these choices; nodes `pooled` do the pooling after them too."""
-    return build(network.graph, shapes, network.stored, choices, network.weights, target, pooled)
+    stored, weights = network.stored, network.weights
+    return build(network.graph, shapes, stored, choices, weights, target, pooled, network.meanings)
 
 
 def workspace(network: Network, made: Program, target: Target) -> Workspace:

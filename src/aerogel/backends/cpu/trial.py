@@ -12,7 +12,20 @@ import torch
 from aerogel.backends import Trial
 from aerogel.backends.cpu.threads import Segment
 from aerogel.codegen.cpu.abi import Kernel, LibraryCall, native
-from aerogel.ir import ALONE, Array, Config, Conv, Layout, Place, Target, Weight, from_float64, to_float64
+from aerogel.ir import (
+    ALONE,
+    INT8,
+    Array,
+    Config,
+    Conv,
+    Layout,
+    Place,
+    Requantize,
+    Target,
+    Weight,
+    from_float64,
+    to_float64,
+)
 from aerogel.ir.tensors import TORCH, to_torch
 from aerogel.methods import cpu_form
 
@@ -21,13 +34,15 @@ def candidate(
     conv: Conv, config: Config, weight: Weight, x: Array, bias: Array, target: Target, place: Place = ALONE
 ) -> Trial:
     """A call that runs one configuration on buffers that stand as in the network, and rotate through more
-    than L2."""
+    than L2. In int8 the bias is a requantisation of no meaning."""
+    if conv.dtypes == INT8:
+        bias = Requantize(np.zeros(conv.k, np.int32), np.full(conv.k, 0.01, np.float32)).words
     made = built(conv, config, weight, target, place)
     copies = min(8, 1 + 2 * target.l2_bytes // (4 * (prod(conv.x_shape) + prod(conv.y_shape))))
     if not isinstance(made, LibraryCall):
         return rotating(made, conv, x, bias, copies, target.threads)
     turn = cycle([_tensor(x, made.reads) for _ in range(copies)])
-    own = to_torch(bias, "f32") if "bias" in conv.epilogue else None
+    own = torch.from_numpy(bias) if "bias" in conv.epilogue else None
     zeros = np.zeros(conv.y_shape, np.float32)
     beside = _tensor(zeros, made.writes) if "add" in conv.epilogue else None
     return lambda: made.call(next(turn), own, beside)

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from aerogel.backends.gpu import jit
+from aerogel.backends.gpu import jit, twofour
 from aerogel.backends.gpu.device import FORMAT, Queue
-from aerogel.codegen.gpu.launch import Launch, TritonLaunch
+from aerogel.codegen.gpu.launch import AnyLaunch, Launch, TorchLaunch, TritonLaunch
 from aerogel.codegen.gpu.nvrtc import cubin
 from aerogel.errors import AerogelError
 from aerogel.ir import Gpu
@@ -38,13 +38,17 @@ class Cuda:
         tf32 = found.major >= 8 and torch.backends.cudnn.allow_tf32
         self.target = Gpu("cuda", f"sm_{found.major}{found.minor}", found.multi_processor_count, shared, tf32)
 
-    def prepared(self, launches: Sequence[Launch | TritonLaunch]) -> Queue:
+    def prepared(self, launches: Sequence[AnyLaunch]) -> Queue:
         steps = list[Queue]()
         scratch = self._empty(max((launch.scratch_bytes for launch in launches), default=0))
         for launch in launches:
-            steps.append(
-                jit.prepared(launch, self.here) if isinstance(launch, TritonLaunch) else self._loaded(launch)
-            )
+            match launch:
+                case TritonLaunch():
+                    steps.append(jit.prepared(launch, self.here))
+                case TorchLaunch():
+                    steps.append(twofour.prepared(launch, self.here))
+                case Launch():
+                    steps.append(self._loaded(launch))
 
         def queue(buffers: Mapping[str, torch.Tensor]) -> None:
             for step in steps:

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 import torch
 
-from aerogel.codegen.gpu.launch import Launch, TritonLaunch
+from aerogel.codegen.gpu.launch import AnyLaunch
 from aerogel.ir import Gpu
 
 Queue = Callable[[Mapping[str, Any]], None]
@@ -31,7 +31,7 @@ class Device(Protocol):
 
     target: Gpu
 
-    def prepared(self, launches: Sequence[Launch | TritonLaunch]) -> Queue: ...
+    def prepared(self, launches: Sequence[AnyLaunch]) -> Queue: ...
     def resident(self, tensor: torch.Tensor, layout: str) -> Any: ...
     def fresh(
         self, shape: tuple[int, ...], layout: str, dtype: torch.dtype = ...

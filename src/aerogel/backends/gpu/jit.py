@@ -13,7 +13,7 @@ from aerogel.codegen.gpu.launch import TritonLaunch
 from aerogel.ir import ELEMENTS
 from aerogel.ir.tensors import TORCH
 
-TYPES = {ELEMENTS[name].triton: dtype for name, dtype in TORCH.items()} | {"i32": torch.int32}
+TYPES = {element.triton: TORCH[name] for name, element in ELEMENTS.items()} | {"i32": torch.int32}
 LANES = 64 if torch.version.hip else 32
 """Threads of a warp."""
 

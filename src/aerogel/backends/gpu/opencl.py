@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from aerogel.backends.gpu.device import FORMAT, Queue
-from aerogel.codegen.gpu.launch import Code, Launch, TritonLaunch
+from aerogel.codegen.gpu.launch import AnyLaunch, Code, Launch
 from aerogel.errors import AerogelError
 from aerogel.ir import Array, Gpu
 
@@ -48,12 +48,12 @@ class OpenCL:
         flags = self.cl.mem_flags.READ_WRITE | self.cl.mem_flags.COPY_HOST_PTR
         return self.cl.Buffer(self.context, flags, hostbuf=array if array.size else np.zeros(1, np.float32))
 
-    def prepared(self, launches: Sequence[Launch | TritonLaunch]) -> Queue:
+    def prepared(self, launches: Sequence[AnyLaunch]) -> Queue:
         bytes_ = max((launch.scratch_bytes for launch in launches), default=0)
         scratch = self.cl.Buffer(self.context, self.cl.mem_flags.READ_WRITE, max(4, bytes_))
         steps = []
         for launch in launches:
-            assert isinstance(launch, Launch), "methods in Triton refuse OpenCL devices"
+            assert isinstance(launch, Launch), "methods in Triton and of torch refuse OpenCL devices"
             kernel = self.cl.Kernel(self.kernel(launch.code).program, launch.code.entry)
             own = [self.buffer(a) if isinstance(a, np.ndarray) else a for a in launch.arguments]
             block = (*launch.code.block, 1)

@@ -79,8 +79,11 @@ class GpuRunner(Runner):
         """What a convolution gives, or the pooling that is done with it: its name and value."""
         name, _, bias, residual = node.conv_inputs()
         x: torch.Tensor = values[name]
-        if config is None or x.dim() != 4:
+        if config is None or x.dim() not in (2, 4):
             return node.name, interpret.convolve(node, values)
+        if x.dim() == 2:  # features are an image of one pixel
+            image = {n: values[n][:, :, None, None] for n in (name, residual) if n}
+            return node.name, self._conv(node, config, {**values, **image})[1].flatten(1)
         if config.method == BASELINE:
             laid = x.contiguous(memory_format=FORMAT[gpu_form(config.method).layout(config)])
             return node.name, interpret.convolve(node, {**values, name: laid})

@@ -90,7 +90,7 @@ def Gemm(r: Reader, a: Attributes, x: Value, y: Value, z: Value = None) -> Any:
     if a.get("transA"):
         x = r.emit("aten.t.default", x)
     if not isinstance(y, Ref) and a.get("alpha", 1.0) == 1.0:
-        weight = y if a.get("transB") else r.origins.turned(y, (1, 0))
+        weight = y if a.get("transB") else r.turned(y, (1, 0))
         within = a.get("beta", 1.0) == 1.0 and np.asarray(z).shape == np.asarray(weight).shape[:1]
         if z is None or (within and not isinstance(z, Ref)):
             bias = None if z is None else r.tensor(z)
@@ -111,6 +111,6 @@ def Gemm(r: Reader, a: Attributes, x: Value, y: Value, z: Value = None) -> Any:
 @operator
 def MatMul(r: Reader, a: Attributes, x: Value, y: Value) -> Any:
     if isinstance(x, Ref) and not isinstance(y, Ref) and np.asarray(y).ndim == 2:
-        weight = r.tensor(r.origins.turned(y, (1, 0)))
+        weight = r.tensor(r.turned(y, (1, 0)))
         return r.emit("aten.linear.default", x, weight, layer=a["layer"])
     return r.emit("aten.matmul.default", r.tensor(x), r.tensor(y), layer=a["layer"])

@@ -12,6 +12,7 @@ import torch
 from aerogel.capture.onnx import (  # noqa: F401  they enter their operators
     layers,
     pools,
+    qlinear,
     quantized,
     resize,
     shapes,

@@ -1,9 +1,12 @@
-"""ONNX's quantised operators, computed in float: weights dequantised with their zeros kept, rounding of maps
-left out.
+"""ONNX's quantised operators. A map that is quantised holds bytes with the file's own scale and zero point;
+what is dequantised, computed and quantised again may run in integers (capture/integers.py), and else in
+floats between the same bytes.
 
-A map that is quantised and dequantised keeps the range that the integers have (a clamp, which often stands
-for a ReLU), and not their rounding: the answer is nearer to the network before quantisation than integers
-give it. Integer products (ConvInteger) are whole numbers in f32, exact up to 2^24.
+Signed bytes are held as unsigned ones, 128 more and a zero point 128 more: products and their corrections are
+the same integers. `Reader.bytes` knows which value of the file stands in which bytes of ours.
+
+A file that trains has no bytes: a map keeps the range of the integers (a clamp, which often stands for a
+ReLU), so that gradients pass. Integer products (ConvInteger) are whole numbers in f32, exact up to 2^24.
 """
 
 from __future__ import annotations
@@ -16,8 +19,26 @@ import torch
 from aerogel.capture.onnx.file import Attributes
 from aerogel.capture.onnx.layers import Conv, MatMul
 from aerogel.capture.onnx.values import Reader, Value, operator
-from aerogel.errors import UnsupportedModel
-from aerogel.ir import Ref, Special
+from aerogel.errors import InvalidFile, UnsupportedModel
+from aerogel.ir import Quantized, Ref, Special
+
+_BYTES = (torch.uint8, torch.int8)
+SIGNED = 128
+"""What signed bytes are less than ours."""
+
+
+def meaning(r: Reader, a: Attributes, scale: Value, zero: Value) -> Quantized | None:
+    """What bytes of a map mean: the file's scale and zero point, for unsigned bytes. None where that is more
+    than one scale, or of other integers than bytes."""
+    factor = np.asarray(r.known(scale, "a scale"))
+    middle = np.zeros(1, np.uint8) if zero is None else np.asarray(r.known(zero, "a zero point"))
+    dtype = torch.uint8 if zero is None else r.dtype(zero)
+    if factor.size != 1 or middle.size != 1 or factor.dtype != np.float32 or dtype not in _BYTES:
+        return None
+    step = float(factor.reshape(()))
+    if not np.finfo(np.float32).tiny <= step < np.inf:
+        raise InvalidFile(f"{a['op']} '{a['layer']}' has the scale {step}, which is no scale of bytes")
+    return Quantized(step, int(middle.reshape(())) + (SIGNED if dtype == torch.int8 else 0))
 
 
 def _float(r: Reader, x: Value) -> Ref:
@@ -36,29 +57,44 @@ def _along(r: Reader, a: Attributes, value: Value, rank: int) -> Value:
 
 @operator
 def QuantizeLinear(r: Reader, a: Attributes, x: Value, scale: Value, zero: Value = None) -> Any:
-    """The range of the integers, in the map's own unit; the integers themselves where someone wants them."""
+    """Bytes; where the file trains and nobody wants the integers, the range that they have."""
     x = r.tensor(x)
     dtype = torch.uint8 if zero is None else r.dtype(zero)
+    plain = not a.get("block_size") and not a.get("output_dtype")
+    if not plain or dtype not in _BYTES or r.dtype(x) != torch.float32:
+        raise UnsupportedModel(f"QuantizeLinear '{a['layer']}' is by blocks or to another type than bytes")
+    if r.trains and _read_back(r, a, scale, zero):
+        return _ranged(r, a, x, scale, zero, dtype)
+    how = meaning(r, a, scale, zero)
+    if how is not None:
+        return in_bytes(r, a, x, how, dtype)
+    factor = _along(r, a, scale, r.rank(x)).astype(np.float32)
+    middle = 0 if zero is None else _along(r, a, zero, r.rank(x)).astype(np.float32)
+    y = r.emit("aten.round.default", r.emit("aten.div.Tensor", x, r.tensor(factor)))
+    y = r.emit("aten.add.Tensor", y, r.tensor(np.asarray(middle, np.float32)))
+    limits = torch.iinfo(dtype)
+    y = r.emit("aten.clamp.default", y, limits.min, limits.max)
+    return r.emit("aten.to.dtype", y, Special("dtype", str(dtype).removeprefix("torch.")), layer=a["layer"])
+
+
+def in_bytes(r: Reader, a: Attributes, x: Ref, how: Quantized, dtype: torch.dtype) -> Ref:
+    """A map as the bytes of this meaning; the value has the file's own element type."""
+    own = r.emit("quantize", x, how.scale, how.zero, layer=a["layer"])
+    value = own
+    if dtype == torch.int8:
+        wide = r.emit("aten.to.dtype", own, Special("dtype", "int16"))
+        moved = r.emit("aten.sub.Scalar", wide, SIGNED)
+        value = r.emit("aten.to.dtype", moved, Special("dtype", "int8"))
+    r.bytes[value.name] = own.name, how
+    return value
+
+
+def _ranged(r: Reader, a: Attributes, x: Ref, scale: Value, zero: Value, dtype: torch.dtype) -> Ref:
+    """The range of the integers, in the map's own unit."""
     factor = _along(r, a, scale, r.rank(x)).astype(np.float64)
     middle = 0 if zero is None else _along(r, a, zero, r.rank(x)).astype(np.float64)
-    if (
-        a.get("block_size")
-        or a.get("output_dtype")
-        or dtype not in (torch.uint8, torch.int8)
-        or r.dtype(x) != torch.float32
-    ):
-        raise UnsupportedModel(f"QuantizeLinear '{a['layer']}' is by blocks or to another type than bytes")
-    least, most = torch.iinfo(dtype).min, torch.iinfo(dtype).max
-    if not _read_back(r, a, scale, zero):
-        y = r.emit(
-            "aten.round.default", r.emit("aten.div.Tensor", x, r.tensor(np.asarray(factor, np.float32)))
-        )
-        y = r.emit("aten.add.Tensor", y, r.tensor(np.asarray(middle, np.float32)))
-        y = r.emit("aten.clamp.default", y, least, most)
-        return r.emit(
-            "aten.to.dtype", y, Special("dtype", str(dtype).removeprefix("torch.")), layer=a["layer"]
-        )
-    low, high = (least - middle) * factor, (most - middle) * factor
+    limits = torch.iinfo(dtype)
+    low, high = (limits.min - middle) * factor, (limits.max - middle) * factor
     if np.asarray(low).ndim:
         kept = r.emit("aten.maximum.default", x, r.tensor(np.asarray(low, np.float32)))
         kept = r.emit("aten.minimum.default", kept, r.tensor(np.asarray(high, np.float32)), layer=a["layer"])
@@ -96,6 +132,8 @@ def _read_back(r: Reader, a: Attributes, scale: Value, zero: Value) -> bool:
 
 @operator
 def DequantizeLinear(r: Reader, a: Attributes, x: Value, scale: Value, zero: Value = None) -> Any:
+    if (known := dequantized(r, a, x, scale, zero)) is not None:
+        return known
     x = r.tensor(x)
     if x.name in r.ranged:
         return x
@@ -103,10 +141,39 @@ def DequantizeLinear(r: Reader, a: Attributes, x: Value, scale: Value, zero: Val
         raise UnsupportedModel(
             f"DequantizeLinear '{a['layer']}' is by blocks or to another type than float32"
         )
+    how = meaning(r, a, scale, zero) if r.dtype(x) in _BYTES else None
+    if how is not None and x.name in r.bytes and r.bytes[x.name][1] == how:
+        return r.emit("dequantize", Ref(r.bytes[x.name][0]), how.scale, how.zero, layer=a["layer"])
     wide, rank = _float(r, x), r.rank(x)
     if zero is not None:
         wide = r.emit("aten.sub.Tensor", wide, r.tensor(_along(r, a, zero, rank).astype(np.float32)))
-    return r.emit("aten.mul.Tensor", wide, r.tensor(_along(r, a, scale, rank)), layer=a["layer"])
+    made = r.emit("aten.mul.Tensor", wide, r.tensor(_along(r, a, scale, rank)), layer=a["layer"])
+    if how is None or r.trains or rank < 2:
+        return made
+    own = r.emit("quantize", made, how.scale, how.zero, layer=a["layer"])  # others' integers, as an input
+    return r.emit("dequantize", own, how.scale, how.zero, layer=a["layer"])
+
+
+def dequantized(r: Reader, a: Attributes, x: Value, scale: Value, zero: Value = None) -> Any:
+    """Constant integers as numbers, with the step between them kept in mind; None where that is not what a
+    node does."""
+    held = [v for v in (x, scale, zero) if v is not None]
+    if any(isinstance(v, Ref) or np.asarray(v).dtype == object for v in held) or a.get("block_size"):
+        return None
+    array, factor = np.asarray(x), np.asarray(scale)
+    if array.dtype.name not in ("int8", "uint8", "int32") or factor.dtype != np.float32 or factor.ndim > 1:
+        return None
+    whole = array.astype(np.int64)
+    if zero is not None:
+        whole = whole - np.asarray(_along(r, a, zero, array.ndim)).astype(np.int64)
+    with np.errstate(all="ignore"):  # scales of strangers
+        made = whole.astype(np.float32) * _along(r, a, scale, array.ndim)
+    if made.shape != array.shape:
+        raise InvalidFile(f"{a['op']} '{a['layer']}' has scales of another shape than what they scale")
+    axis = a.get("axis", 1) % max(1, array.ndim)
+    if array.dtype != np.int32 and array.ndim > 1:
+        r.steps_of[id(made)] = made, factor.ravel(), axis if factor.size > 1 else None
+    return made
 
 
 @operator

@@ -18,6 +18,8 @@ from aerogel.capture.captured import Captured
 from aerogel.capture.onnx.file import TYPES, Attributes, File, within
 from aerogel.capture.onnx.operators import build
 from aerogel.capture.onnx.origins import Origin
+from aerogel.capture.onnx.qlinear import MICROSOFT, MOVES, moved
+from aerogel.capture.onnx.quantized import dequantized
 from aerogel.capture.onnx.sizes import Size, array_of, divided, larger, smaller
 from aerogel.capture.onnx.values import MOST_FOLDED, Reader, Value
 from aerogel.capture.onnx.write import emptied
@@ -91,7 +93,7 @@ def read_to_write(
     """The file's graph, where those of its constants stand in the file that may change, and the file without
     their numbers."""
     file = File(path)
-    captured, reader = _read(file, shapes)
+    captured, reader = _read(file, shapes, trains=True)
     origins = {
         name: origin
         for name, origin in reader.origins.constants().items()
@@ -101,27 +103,30 @@ def read_to_write(
 
 
 def _read(
-    file: File, shapes: Mapping[str, tuple[int, ...]], given: Sequence[tuple[int, ...]] = ()
+    file: File,
+    shapes: Mapping[str, tuple[int, ...]],
+    given: Sequence[tuple[int, ...]] = (),
+    trains: bool = False,
 ) -> tuple[Captured, Reader]:
     shapes = {**dict(zip(file.inputs, given, strict=False)), **shapes}
     unknown = [name for name in shapes if name not in file.inputs]
     if unknown:
         raise InvalidFile(f"'{file.path}' has no input '{unknown[0]}'; it has {', '.join(file.inputs)}")
     try:
-        return _graph(file, shapes)
+        return _graph(file, shapes, trains)
     except (InvalidFile, UnsupportedModel):
         if all(isinstance(d, int) for name in file.inputs for d in file.dims(name)):
             raise
     file.widen()  # the file may take only some sizes
     try:
-        return _graph(file, shapes)
+        return _graph(file, shapes, trains)
     except (InvalidFile, UnsupportedModel):
         file.fixed = {name: file.examples(name, shapes)[0] for name in file.inputs}
-        return _graph(file, shapes)  # the file leaves sizes open that its nodes do not
+        return _graph(file, shapes, trains)  # the file leaves sizes open that its nodes do not
 
 
-def _graph(file: File, shapes: Mapping[str, tuple[int, ...]]) -> tuple[Captured, Reader]:
-    reader = Reader(file, shapes)
+def _graph(file: File, shapes: Mapping[str, tuple[int, ...]], trains: bool) -> tuple[Captured, Reader]:
+    reader = Reader(file, shapes, trains)
     reader.values |= file.arrays
     for proto in file.nodes:
         _translate(reader, proto)
@@ -229,6 +234,8 @@ def _known(r: Reader, proto: Any, a: Attributes, inputs: list[Value]) -> Any:
     if proto.op_type == "Transpose" and r.origins.of(inputs[0]) is not None:
         rank = np.asarray(inputs[0]).ndim
         return r.origins.turned(inputs[0], a.get("perm") or range(rank)[::-1])
+    if proto.op_type == "DequantizeLinear" and (made := dequantized(r, a, *inputs)) is not None:
+        return made
     return _folded(r, proto, inputs)
 
 
@@ -280,7 +287,10 @@ def _folded(r: Reader, proto: Any, inputs: list[Value]) -> Any:
 
 def _called(r: Reader, proto: Any, a: Attributes, inputs: list[Value]) -> Any:
     """A node of the graph: torch's, or onnxruntime's where torch has none like it."""
-    function, why = build(proto.op_type) if proto.domain in _HERE else None, "torch has no such operator"
+    ours = proto.domain in _HERE or (proto.domain == "com.microsoft" and proto.op_type in MICROSOFT)
+    function, why = build(proto.op_type) if ours else None, "torch has no such operator"
+    if function is not None and proto.op_type in MOVES and getattr(inputs[0], "name", "") in r.bytes:
+        function = functools.partial(moved, function)
     if function is not None:
         before = len(r.nodes)
         try:

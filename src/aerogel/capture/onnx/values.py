@@ -28,7 +28,7 @@ from aerogel.capture.onnx.file import File
 from aerogel.capture.onnx.origins import Origins
 from aerogel.capture.onnx.sizes import Size, least
 from aerogel.errors import AerogelError, UnsupportedModel
-from aerogel.ir import Argument, Graph, Node, Ref, Special
+from aerogel.ir import Argument, Graph, Node, Quantized, Ref, Special
 
 Value = Any  # Ref, or an array of numbers or of Sizes
 MOST_FOLDED = 2**28
@@ -50,13 +50,20 @@ def operator(function: Callable[..., Any]) -> Callable[..., Any]:
 class Reader:
     """One walk over a file: nodes, constants, and what every value is in two examples."""
 
-    def __init__(self, file: File, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    def __init__(self, file: File, shapes: Mapping[str, tuple[int, ...]], trains: bool = False) -> None:
+        """`trains`: gradients shall pass, so maps are not rounded."""
+        self.trains = trains
         self.file, self.nodes, self.constants = file, list[Node](), dict[str, torch.Tensor]()
         self.values: dict[str, Value] = {}
         self.origins = Origins(file.arrays)
         self.blank: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
         self.used, self.made = set[str](), dict[str, Node]()
         self.ranged: set[str] = set()  # maps that stand for integers
+        self.bytes: dict[str, tuple[str, Quantized]] = {}
+        """Values of the file that are integers: the bytes of ours that hold them, and what those mean."""
+        self.steps_of: dict[int, tuple[Any, Any, int | None]] = {}
+        """Arrays that were integers: the array, its scales and their axis, by the array's identity."""
+        self.steps: dict[str, torch.Tensor] = {}
         # tensors whose numbers are known in both examples
         self.seen: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
         self.loose: dict[str, tuple[int, ...]] = {}
@@ -85,7 +92,16 @@ class Reader:
         specs = pytree.tree_structure(example), pytree.tree_structure(out)
         types = {name: v.dtype for name, v in self.blank[0].items() if isinstance(v, torch.Tensor)}
         return Captured(
-            graph, constants, *specs, shapes, sizes, dtypes, example, self.file.outputs, types=types
+            graph,
+            constants,
+            *specs,
+            shapes,
+            sizes,
+            dtypes,
+            example,
+            self.file.outputs,
+            types=types,
+            steps={name: step for name, step in self.steps.items() if name in constants},
         )
 
     def types(self) -> dict[str, torch.dtype]:
@@ -184,10 +200,21 @@ class Reader:
         name = self.fresh(self.file.named(value) or "constant")
         self.constants[name] = _tensor(np.array(array))
         self.origins.becomes(value, name)
+        held = self.steps_of.get(id(value))
+        if held is not None and held[2] in (None, 0):  # each filter has its own, or all have one
+            self.steps[name] = torch.from_numpy(np.broadcast_to(held[1], held[0].shape[:1]).copy())
         self.seen[name] = self.constants[name], self.constants[name]
         for blank in self.blank:
             blank[name] = self.constants[name].to("meta")
         return Ref(name)
+
+    def turned(self, array: Any, axes: tuple[int, ...]) -> Any:
+        """A constant with its dimensions in another order; what is known of it comes along."""
+        made = self.origins.turned(array, axes)
+        if id(array) in self.steps_of:
+            _, scales, axis = self.steps_of[id(array)]
+            self.steps_of[id(made)] = made, scales, None if axis is None else axes.index(axis)
+        return made
 
     def ints(self, value: Value) -> tuple[Any, ...]:
         """A value as whole numbers: known, or Sizes."""

@@ -50,7 +50,7 @@ def panels(block: Array) -> Array:
 
 def function(code: BlocksCode) -> Code:
     """The kernel; refused where the CPU or the operating system has no AMX."""
-    return llvm.function(f"amx-{code}", ENTRY, lambda: emit(code), code.isa, amx=True)
+    return llvm.function(f"amx-{code}", ENTRY, lambda: emit(code), code.isa, "amx_bf16")
 
 
 def emit(code: BlocksCode, *, emulated: bool = False) -> str:

@@ -12,22 +12,21 @@ the one before: 0 repeats the pixel, a whole plane weaves several planes into on
 One call fills one phase; a plain copy is the only phase of stride 1. Source strides are free, so an NCHW
 tensor, a bordered plane and a channels_last tensor all serve. The code knows the element types and whether
 columns are neighbours; the rest is data. Source and target may differ in type, f32 on one side and 16 bits on
-the other: a value that changes precision is moved anyway.
+the other: a value that changes precision is moved anyway. Maps in int8 stand in quads (ir/layout.py): numbers
+become bytes and are put together, or are taken out of a quad and become numbers, on the way too.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from llvmlite import ir
 
 from aerogel.codegen.cpu.abi import POINTERS
-from aerogel.codegen.cpu.emit import I16, I32, I64, PTR, STORED, Emit, Value
-from aerogel.ir import ITEM_BYTES
+from aerogel.codegen.cpu.elements import CopyCode, Turn, kind
+from aerogel.codegen.cpu.emit import I32, I64, PTR, VOID, Emit, Value
 
 SIZES = (
     "images",
-    "channels",
+    "channels",  # of the target: planes
     "x_image",
     "x_channel",
     "x_row",
@@ -47,37 +46,21 @@ SIZES = (
     "row_bytes",  # bytes of a target row, gap included
     "tail_bytes",  # zeros after the last row, to the end of the plane
     "front_bytes",  # zeros before the first plane
+    "x_last",  # the last channel of the source
+    "border",  # bits of what a border of quads holds
+    "scale",  # bits of what a byte's unit means
+    "zero",  # the byte that means zero
 )
 ARGUMENTS = POINTERS + SIZES
 ENTRY = "copy"
 
 
-@dataclass(frozen=True)
-class CopyCode:
-    """`step` is the distance of neighbouring source columns in elements: 1 and 2 are compiled in, 0 means it
-    is data.
-
-    `repeat` is how many target rows and columns come of one source row and column: 1, or more to enlarge an
-    image.
-    """
-
-    isa: str
-    reads: str
-    writes: str
-    step: int
-    repeat: int = 1
-
-    def __str__(self) -> str:
-        kinds = f"{self.reads}.{self.writes}" if self.reads != self.writes else str(ITEM_BYTES[self.writes])
-        return f"copy-{self.isa}-{kinds}-{self.step}x{self.repeat}"
-
-
 def emit(code: CopyCode) -> str:
     """LLVM IR of `void copy(int64 *arguments, int64 thread, int64 threads)`."""
     module = ir.Module(name=str(code))
-    same, item_bytes, x_bytes = code.reads == code.writes, ITEM_BYTES[code.writes], ITEM_BYTES[code.reads]
-    source_kind, kind = (
-        [{2: I16, 4: I32}[item_bytes]] * 2 if same else [STORED[code.reads], STORED[code.writes]]
+    x_bytes, item_bytes = code.item_bytes
+    source_kind, target_kind = (
+        kind(code, name, size) for name, size in zip((code.reads, code.writes), code.item_bytes, strict=True)
     )
     e = Emit.start(module, ENTRY, [PTR, I64, I64])
     block, thread, threads = e.function.args
@@ -86,7 +69,13 @@ def emit(code: CopyCode) -> str:
     scope = _scope(module, "x")
     units = b.mul(a["images"], a["channels"])
     item, repeat = I64(item_bytes), I64(code.repeat)
-    nothing = ir.Constant(kind, None)
+    nothing = (
+        b.trunc(a["border"], I32)
+        if item_bytes == 4 and code.writes == "u8"
+        else ir.Constant(target_kind, None)
+    )
+    turn = Turn(code, e, a)
+    wide = _Wide(code, e, a, module, nothing) if code.wide else None
 
     def zero(at: Value, size: Value) -> None:
         e.loop(
@@ -95,12 +84,10 @@ def emit(code: CopyCode) -> str:
             lambda i, _: b.store(nothing, e.at(at, b.mul(i, item)), align=item_bytes) and None,
         )
 
-    def moved(value: Value) -> Value:
-        return value if same else e.narrow(e.widen(value, code.reads, "f32", 0), code.writes, 0)
-
     def unit(u: Value) -> None:
         image, channel = b.sdiv(u, a["channels"]), b.srem(u, a["channels"])
-        source = e.at(a["x"], b.add(b.mul(image, a["x_image"]), b.mul(channel, a["x_channel"])))
+        first = e.at(a["x"], b.mul(image, a["x_image"]))
+        sources, shift = turn.sources(first, channel)
         place = b.add(b.mul(image, a["y_image"]), b.mul(channel, a["y_channel"]))
         target = e.at(a["y"], b.add(a["y_first"], place))
 
@@ -111,7 +98,8 @@ def emit(code: CopyCode) -> str:
             there = b.and_(b.icmp_signed(">=", at, I64(0)), b.icmp_signed("<", at, a["x_rows"]))
 
             def present() -> list[Value]:
-                begin = e.at(source, b.add(part, b.add(b.mul(at, a["x_row"]), a["column_first"])))
+                inside = b.add(part, b.add(b.mul(at, a["x_row"]), a["column_first"]))
+                begins = [e.at(source, inside) for source in sources]
                 low, high = b.mul(a["column_low"], item), b.mul(a["column_high"], item)
                 zero(out, low)
                 start = e.at(out, low)
@@ -119,14 +107,18 @@ def emit(code: CopyCode) -> str:
                 def column(j: Value, _: list[Value]) -> None:
                     step = b.mul(j, I64(code.step * x_bytes)) if code.step else b.mul(j, a["x_column"])
                     for i in range(code.repeat):
-                        value = e.load(
-                            e.at(begin, b.add(step, b.mul(I64(i), a["x_part"]))), source_kind, x_bytes
-                        )
-                        value.set_metadata("alias.scope", scope)
+                        where = b.add(step, b.mul(I64(i), a["x_part"]))
+                        values = [e.load(e.at(begin, where), source_kind, x_bytes) for begin in begins]
+                        for value in values:
+                            value.set_metadata("alias.scope", scope)
                         place = b.add(b.mul(j, repeat), I64(i))
-                        store = b.store(moved(value), e.at(start, b.mul(place, item)), align=item_bytes)
+                        moved = turn(values, shift)
+                        store = b.store(moved, e.at(start, b.mul(place, item)), align=item_bytes)
                         store.set_metadata("noalias", scope)
 
+                if wide is not None:
+                    wide.row(begins, start)
+                    return []
                 e.loop(I64(0), b.sdiv(b.sub(a["column_high"], a["column_low"]), repeat), column)
                 zero(e.at(out, high), b.sub(a["row_bytes"], high))
                 return []
@@ -151,3 +143,62 @@ def _scope(module: Value, name: str) -> Value:
     """Tells LLVM that what is read is never what is written, so that it may use vectors."""
     domain = module.add_metadata([f"copy {name} domain"])
     return module.add_metadata([module.add_metadata([f"copy {name}", domain])])
+
+
+class _Wide:
+    """A row in whole vectors, its border after it too: lanes without a source hold what a border holds, and
+    those beyond the row are left alone."""
+
+    def __init__(self, code: CopyCode, e: Emit, a: dict[str, Value], module: Value, nothing: Value) -> None:
+        self.code, self.e, self.b, self.a, self.lanes = code, e, e.b, a, code.wide
+        self.turn = Turn(code, e, a, self.lanes)
+        self.nothing = e.splat(nothing, self.lanes)
+        source, target = (
+            ir.VectorType(kind(code, name, 4), self.lanes) for name in (code.reads, code.writes)
+        )
+        mask = ir.VectorType(ir.IntType(1), self.lanes)
+        self.empty = ir.Constant(source, None)
+        names = {
+            t: f"v{self.lanes}{'i' if isinstance(t.element, ir.IntType) else 'f'}32" for t in (source, target)
+        }
+        self.load = ir.Function(
+            module, ir.FunctionType(source, [PTR, mask, source]), f"llvm.masked.load.{names[source]}.p0"
+        )
+        self.store = ir.Function(
+            module, ir.FunctionType(VOID, [target, PTR, mask]), f"llvm.masked.store.{names[target]}.p0"
+        )
+        self.number = ir.Constant(ir.VectorType(I32, self.lanes), list(range(self.lanes)))
+
+    def below(self, limit: Value) -> Value:
+        """The lanes whose number is below a limit."""
+        return self.b.icmp_signed("<", self.number, self.e.splat(self.b.trunc(limit, I32), self.lanes))
+
+    def row(self, begins: list[Value], start: Value) -> None:
+        b, a, e = self.b, self.a, self.e
+        real = b.sub(a["column_high"], a["column_low"])
+        whole = b.sub(b.sdiv(a["row_bytes"], I64(4)), a["column_low"])
+
+        def some(j: Value, _: list[Value]) -> None:
+            left = b.sub(real, j)
+            moved = self.turn([self.columns(begin, j, left) for begin in begins], I32(0))
+            value = b.select(self.below(left), moved, self.nothing)
+            b.call(self.store, [value, e.at(start, b.mul(j, I64(4))), self.below(b.sub(whole, j))])
+
+        e.loop(I64(0), b.add(whole, I64(self.lanes - 1)), some, step=self.lanes)
+
+    def columns(self, begin: Value, j: Value, left: Value) -> Value:
+        """Elements j * step and on, of which so many are left."""
+        b, e, lanes = self.b, self.e, self.lanes
+        place = e.at(begin, b.mul(j, I64(4 * self.code.step)))
+        if self.code.step == 1:
+            return b.call(self.load, [place, self.below(left), self.empty])
+        last = b.sub(b.mul(left, I64(2)), I64(1))
+        halves = [
+            b.call(
+                self.load,
+                [e.at(place, I64(4 * lanes * i)), self.below(b.sub(last, I64(lanes * i))), self.empty],
+            )
+            for i in range(2)
+        ]
+        even = ir.Constant(ir.VectorType(I32, lanes), list(range(0, 2 * lanes, 2)))
+        return b.shuffle_vector(*halves, even)

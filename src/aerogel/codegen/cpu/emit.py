@@ -18,6 +18,8 @@ Value = Any  # an llvmlite value; llvmlite has no types of its own
 I1, I8, I16, I32, I64 = (ir.IntType(b) for b in (1, 8, 16, 32, 64))
 F32, F16, VOID, PTR = ir.FloatType(), ir.HalfType(), ir.VoidType(), ir.PointerType()
 STORED = {"f32": F32, "f16": F16, "bf16": I16}
+ROUND, ROUND_BITS = 1.5 * 2.0**23, 0x4B400000
+"""Added to a number below 2^22 it leaves the number, rounded to nearest even, in the last bits; its bits."""
 
 
 @dataclass

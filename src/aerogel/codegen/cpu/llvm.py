@@ -35,8 +35,17 @@ from aerogel.locks import Lock
 
 _CPU = {"avx512": "x86-64-v4", "avx2": "x86-64-v3", "generic": "x86-64", "neon": "generic"}
 _TRIPLE = {"neon": "aarch64-unknown-linux-gnu"}
-_HALF = {"avx512": "+avx512fp16", "neon": "+fullfp16"}
-_AMX = "+amx-tile,+amx-bf16"
+_FEATURES = {
+    "": "",
+    "amx_bf16": "+amx-tile,+amx-bf16",
+    "avx512fp16": "+avx512fp16",
+    "avx512vnni": "+avx512vnni,+avx512vl",
+    "avxvnni": "+avxvnni",
+    "dotprod": "+dotprod",
+    "i8mm": "+i8mm",
+    "fp16": "+fullfp16",
+}
+"""What LLVM calls the extras of a Target that code may need."""
 _DEFINE = re.compile(r"^(define [^\n]*\))", re.MULTILINE)
 _lock = Lock(over_fork=True)
 _loaded: weakref.WeakValueDictionary[str, Code] = weakref.WeakValueDictionary()
@@ -48,15 +57,13 @@ STRONG = 256
 """Pieces of code kept linked though nothing uses them."""
 
 
-def object_code(text: str, isa: str, *, half: bool = False, amx: bool = False) -> bytes:
-    """Compile IR to an ELF object for an ISA; `half` allows its fp16 arithmetic, `amx` the matrix engine. No
-    cache, no host."""
+def object_code(text: str, isa: str, extra: str = "") -> bytes:
+    """Compile IR to an ELF object for an ISA and one of its extras. No cache, no host."""
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
-    features = _HALF[isa] if half else _AMX if amx else ""
     triple = _TRIPLE.get(isa, "x86_64-unknown-linux-gnu")
     machine = llvm.Target.from_triple(triple).create_target_machine(
-        cpu=_CPU[isa], features=features, opt=2, reloc="pic", codemodel="default"
+        cpu=_CPU[isa], features=_FEATURES[extra], opt=2, reloc="pic", codemodel="default"
     )
     # no loop turns into a call of memset
     module = llvm.parse_assembly(_DEFINE.sub(r'\1 "no-builtins"', text))
@@ -71,37 +78,25 @@ def object_code(text: str, isa: str, *, half: bool = False, amx: bool = False) -
     return bytes(machine.emit_object(module))
 
 
-def function(
-    name: str, entry: str, emit: Callable[[], str], isa: str, *, half: bool = False, amx: bool = False
-) -> Code:
+def function(name: str, entry: str, emit: Callable[[], str], isa: str, extra: str = "") -> Code:
     """The code called `name` with its `entry`: from memory, the disk cache, or `emit` and LLVM.
 
-    `name` says everything the code depends on. Code this CPU cannot run is refused here, before it is ever
-    called.
+    `extra` is the feature of a Target that it needs beyond its ISA. `name` says everything the code depends
+    on. Code this CPU cannot run is refused here, before it is ever called.
     """
-    key = hashlib.sha256(f"{abi.digest()} {name} {isa} {half} {amx}".encode()).hexdigest()
+    key = hashlib.sha256(f"{abi.digest()} {name} {isa} {extra}".encode()).hexdigest()
     if (warm := _warm.get()) is not None:
-        warm.add(key, emit, isa, half, amx)
+        warm.add(key, emit, isa, extra)
         return Code(0, None)
     with _lock:
         code = _loaded.get(key)
         if code is None:
-            extras = (
-                ("amx_bf16",)
-                if amx
-                else ("avx512fp16",)
-                if half and isa == "avx512"
-                else ("fp16",)
-                if half
-                else ()
-            )
-            if not Target(isa, extras).runs_here():
+            if not Target(isa, (extra,) if extra else ()).runs_here():
                 raise PlanMismatch(
-                    "this code is for "
-                    f"{isa}{' with AMX' if amx else ' with fp16 arithmetic' if half else ''}; "
+                    f"this code is for {isa}{f' with {extra}' if extra else ''}; "
                     f"this machine runs {', '.join(here_levels())}. Compile the model here."
                 )
-            code = _loaded[key] = _link(_cached(key, emit, isa, half, amx), entry)
+            code = _loaded[key] = _link(_cached(key, emit, isa, extra), entry)
         _recent[key] = code
         _recent.move_to_end(key)
         while len(_recent) > STRONG:
@@ -120,8 +115,8 @@ def _link(content: bytes, entry: str) -> Code:
     return Code(int(library[entry]), library)
 
 
-def _cached(key: str, emit: Callable[[], str], isa: str, half: bool, amx: bool) -> bytes:
-    return compiled(f"{isa}-{key}.o", lambda: object_code(emit(), isa, half=half, amx=amx))
+def _cached(key: str, emit: Callable[[], str], isa: str, extra: str) -> bytes:
+    return compiled(f"{isa}-{key}.o", lambda: object_code(emit(), isa, extra))
 
 
 class Warm:
@@ -131,7 +126,7 @@ class Warm:
         self.names: set[str] = set()
         self.compiled: set[str] = set()
 
-    def add(self, key: str, emit: Callable[[], str], isa: str, half: bool, amx: bool) -> None:
+    def add(self, key: str, emit: Callable[[], str], isa: str, extra: str) -> None:
         name = f"{isa}-{key}.o"
         if name in self.names:
             return
@@ -141,7 +136,7 @@ class Warm:
             self.compiled.add(name)
             return emit()
 
-        _cached(key, noted, isa, half, amx)
+        _cached(key, noted, isa, extra)
 
 
 _warm: ContextVar[Warm | None] = ContextVar("aerogel warm", default=None)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from aerogel.codegen.cpu.emit import F16, F32, I8, I16, I32, I64, PTR, VOID, Emit, Value, constant
 from aerogel.codegen.cpu.epilogue import activation
-from aerogel.ir import ITEM_BYTES, NUMBERED, Conv, Dtypes, Target
+from aerogel.ir import INT8, ITEM_BYTES, NUMBERED, Conv, Dtypes, Target
 
 UNROLL = 4
 HALF_ROW = 64
@@ -27,6 +27,8 @@ about what storing bf16 does."""
 
 def unsupported(d: Dtypes, target: Target) -> str | None:
     """None, or why this target cannot sum these element types."""
+    if d == INT8:
+        return "computes with floats, not with bytes"
     if d.accumulator == "bf16":
         return "sums in bf16 lose too much; use f32 as the accumulator"
     if d.accumulator == "f16" and not {"avx512fp16", "fp16"} & set(target.extras):
@@ -36,6 +38,12 @@ def unsupported(d: Dtypes, target: Target) -> str | None:
     if "f16" in (d.input, d.weight, d.output) and target.isa == "generic":
         return "fp16 needs the F16C instructions, which plain x86-64 has not"
     return None
+
+
+def half(d: Dtypes, target: Target) -> str:
+    """The extra that sums of these types need on this target."""
+    able = {"avx512fp16", "fp16"} & set(target.extras)
+    return next(iter(able)) if d.accumulator == "f16" and able else ""
 
 
 def summed_channels(own: int, smallest: int, conv: Conv, nonzeros: int) -> list[int]:

@@ -22,7 +22,9 @@
 #define FMA(a, b, c) fmaf(a, b, c)
 #define EXP(v) expf(v)
 #define AS_FLOAT(bits) __int_as_float(bits)
+#define AS_INT(v) __float_as_int(v)
 #define UNROLL _Pragma("unroll")
+#define ROLLED _Pragma("unroll 1")
 #define LEAST(a, b) min(a, b)
 #define COUNT_BITS(bits) __popc(bits)
 #define HELD(pointer) asm("" : "+l"(pointer)) /* not to be computed again from its parts for every load */
@@ -42,6 +44,7 @@ typedef unsigned VOTES;
 #define RESTRICT restrict
 #define READ(pointer) (*(pointer))
 #define UNROLL _Pragma("unroll")
+#define ROLLED _Pragma("unroll 1")
 typedef long LONG;
 #define HELD(pointer)
 /* Through shared memory, and all rows of the block together: OpenCL 1.2 has no votes of a row. */
@@ -67,6 +70,7 @@ typedef __attribute__((ext_vector_type(4))) unsigned short ushort4;
 #define FMA(a, b, c) __builtin_fmaf(a, b, c)
 #define EXP(v) __builtin_amdgcn_exp2f(1.44269504f * (v))
 #define AS_FLOAT(bits) __builtin_bit_cast(float, bits)
+#define AS_INT(v) __builtin_bit_cast(int, v)
 #define LEAST(a, b) ((a) < (b) ? (a) : (b))
 #define COUNT_BITS(bits) __builtin_popcount(bits)
 #define INFINITE __builtin_inff()
@@ -80,6 +84,7 @@ typedef __attribute__((ext_vector_type(4))) unsigned short ushort4;
 #define FMA(a, b, c) fma(a, b, c)
 #define EXP(v) exp(v)
 #define AS_FLOAT(bits) as_float(bits)
+#define AS_INT(v) as_int(v)
 #define LEAST(a, b) min(a, b)
 #define COUNT_BITS(bits) ((int)popcount(bits))
 #define INFINITE INFINITY

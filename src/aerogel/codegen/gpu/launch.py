@@ -9,7 +9,7 @@ from importlib.resources import files
 
 import numpy as np
 
-from aerogel.ir import NUMBERED, Array, Dtypes
+from aerogel.ir import NUMBERED, Array, Conv, Dtypes
 
 MOST_BLOCKS = 65535
 """Of a grid, down and in depth."""
@@ -102,6 +102,20 @@ class TritonLaunch:
     grid: tuple[int, int, int]
     arguments: tuple[str | Array | Number, ...]
     scratch_bytes: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class TorchLaunch:
+    """A product of torch's with two of four weights: what is kept of them, and where it stood."""
+
+    conv: Conv
+    value: Array
+    metadata: Array
+    arguments: tuple[str, ...] = ("x", "y", "bias", "residual")
+    scratch_bytes: int = 0
+
+
+AnyLaunch = Launch | TritonLaunch | TorchLaunch
 
 
 def dialect() -> str:

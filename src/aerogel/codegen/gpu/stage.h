@@ -25,28 +25,34 @@ DEVICE void stage_pair(LOCAL WORD *into, GLOBAL const STORED *from, GLOBAL const
 }
 #endif
 
-/* Channels [channel, end) of the tile whose first output is (row0, column0), into `into`; zeros outside of the image. */
+/* Channels [channel, end) of the tile whose first output is (row0, column0), into `into`; zeros outside of the image, which has less than
+   2^31 elements. */
 DEVICE void stage(LOCAL WORD *into, GLOBAL const STORED *image, int thread, int channel, int end, int channels, int height, int width,
                   int h0, int w0)
 {
-    int part = thread % PARTS * WIDE, pixel = thread / PARTS, r = pixel / TILE_W, s = pixel % TILE_W;
-    channel += part;
+    int part = thread % PARTS * WIDE, pixel = thread / PARTS, h = h0 + pixel / TILE_W, w = w0 + pixel % TILE_W;
+    int at = (h * width + w) * channels + channel + part, over = w0 + TILE_W;
+    int step = (AT_ONCE / TILE_W * width + AT_ONCE % TILE_W) * channels, wrap = (width - TILE_W) * channels;
+    int real = channel + part < end;
+    into += pixel * PITCH + part;
     for (; pixel < TILE_H * TILE_W; pixel += AT_ONCE) {
-        int h = h0 + r, w = w0 + s;
-        int there = channel < end && h >= 0 && h < height && w >= 0 && w < width;
-        GLOBAL const STORED *from = image + (there ? ((LONG)h * width + w) * channels + channel : 0);
+        int across = real && (unsigned)w < (unsigned)width, there = across && (unsigned)h < (unsigned)height;
+        GLOBAL const STORED *from = image + (there ? at : 0);
 #if HALF
-        int also = channel < end && h + APART >= 0 && h + APART < height && w >= 0 && w < width;
-        GLOBAL const STORED *other = image + (also ? ((LONG)(h + APART) * width + w) * channels + channel : 0);
-        stage_pair(into + pixel * PITCH + part, from, other, there, also);
+        int also = across && (unsigned)(h + APART) < (unsigned)height;
+        GLOBAL const STORED *other = image + (also ? at + APART * width * channels : 0);
+        stage_pair(into, from, other, there, also);
 #else
-        COPY(into + pixel * PITCH + part, from, there);
+        COPY(into, from, there);
 #endif
-        r += AT_ONCE / TILE_W;
-        s += AT_ONCE % TILE_W;
-        if (s >= TILE_W) {
-            s -= TILE_W;
-            ++r;
+        into += AT_ONCE * PITCH;
+        at += step;
+        h += AT_ONCE / TILE_W;
+        w += AT_ONCE % TILE_W;
+        if (w >= over) {
+            w -= TILE_W;
+            at += wrap;
+            ++h;
         }
     }
 }
@@ -55,13 +61,22 @@ DEVICE void stage(LOCAL WORD *into, GLOBAL const STORED *image, int thread, int 
    of two pixels the second is half of the block's rows below. */
 #define STORE_SUMS() \
     { \
+    LONG corner_at = (LONG)BLOCK_Z * rows * columns * filters + ((row0 + own_p) * columns + column0 + own_q) * filters + own; \
+    GLOBAL STORED *into = y + corner_at; \
+    GLOBAL const STORED *beside = residual + corner_at; \
+    HELD(into); \
+    HELD(beside); \
+    { \
+    GLOBAL const STORED *residual = beside; \
+    int left_rows = rows - row0 - own_p, left_columns = columns - column0 - own_q; \
     UNROLL for (int i = 0; i < TILE_P; ++i) UNROLL for (int j = 0; j < TILE_Q; ++j) UNROLL for (int two = 0; two < TWO; ++two) { \
-        int p = row0 + own_p + i + two * (WARPS_P * TILE_P), q = column0 + own_q + j; \
-        if (p < rows && q < columns) { \
-            LONG at = (((LONG)BLOCK_Z * rows + p) * columns + q) * filters + own; \
+        int below = i + two * (WARPS_P * TILE_P); \
+        if (below < left_rows && j < left_columns) { \
+            int at = (below * columns + j) * filters; \
             float v = sum[i][j][two]; \
             FINISH(v, own, at); \
-            STORE(y[at], v); \
+            STORE(into[at], v); \
         } \
+    } \
     } \
     }

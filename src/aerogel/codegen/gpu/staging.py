@@ -16,6 +16,15 @@ LANES = 32
 STATIC_BYTES = 48 * 1024
 """Shared memory that a kernel may have without asking for more."""
 
+MOST_ELEMENTS = 2**30
+"""Of one image: offsets within it are 32 bits, and reach some rows further."""
+
+
+def elements(conv: Conv) -> int:
+    """Of one image of x or of y, whichever has more."""
+    (h, w), (p, q) = conv.size, conv.out
+    return max(conv.c * h * w, conv.k * p * q)
+
 
 def pitch(point: Mapping[str, int]) -> int:
     """Words of a pixel. Four more than channels: still whole copies of 16 bytes, and taps of one channel lie

@@ -17,4 +17,4 @@ SKIPS_INPUT = True
 RANK = None
 DEMANDS = None
 ROUNDING = "channels"
-ON_GPUS = True
+NOT_ON: dict[str, str] = {}

@@ -2,13 +2,14 @@
 
 Paper: TACO'23 (doi 10.1145/3600092, arXiv 1909.09927). A warp computes a patch of outputs for 32 lanes of
 filters; what it reads of x is the same for all lanes, so each warp lists the positions where its patch sees
-anything but zeros (ECR) and goes through the list (codegen/gpu/actsparse.cu). With a patch of one pixel every
-zero is skipped; larger ones use a weight more often and skip less. With the pooling that follows in the same
-kernel (PECR) the convolution's output is never stored.
+anything but zeros (ECR) and goes through the list (codegen/gpu/actsparse.cu): a weight is used for the whole
+patch, and what is zero for a part of it is not skipped. With `lists` every zero is: each pixel of the staged
+tile gets one list of its values for all warps, filters and taps, and a weight is used once. With the pooling
+that follows in the same kernel (PECR) the convolution's output is never stored.
 
     first      [units + 1]            where each unit, (group of filters, stage of channels), begins
     position   [positions]            (c, r, s) flattened: those at which any filter of the group has a weight
-                                      (both sparse)
+                                      (both sparse); with lists all positions, for values say where
     value      [positions, filters]   the group's weights there; zeros past the last filter
 
 Only real inputs can tell whether it wins: without `compile(calibration=...)` it refuses. Refuses too where
@@ -29,7 +30,9 @@ from aerogel.errors import InvalidFile
 from aerogel.ir import Array, Config, Conv, Dtypes, Gpu, Idle, Packed, Pool, Stats, ceil_div, round_up
 from aerogel.methods.actsparse import NAME
 
-VERSION = 1
+VERSION = 2
+_META = ("channels", "filters", "lists")
+"""What a weight is packed for."""
 FEW = 20
 """Percent of x's elements that must be zero before anything can be gained."""
 PATCHES = ((2, 2, 2, 4), (1, 2, 4, 2), (1, 1, 2, 4), (4, 2, 2, 2), (2, 4, 2, 2))
@@ -48,6 +51,8 @@ def refuse(conv: Conv, target: Gpu, stats: Stats) -> str | None:
             f"a tile of {conv.r}x{conv.s} taps, stride {conv.stride}, dilation {conv.dilation}, takes "
             "too much shared memory"
         )
+    if conv.n is not None and (most := staging.elements(conv)) >= staging.MOST_ELEMENTS:
+        return f"an image has {most} elements; offsets in this kernel reach 2^30"
     if conv.n is not None and max(conv.n, conv.k) > MOST_BLOCKS:
         return f"{conv.n} images and {conv.k} filters; a grid has {MOST_BLOCKS} blocks"
     return None
@@ -67,7 +72,10 @@ def loop(config: Config) -> cost.Loop:
     """Instructions for one active position, as counted in the code for sm_80
     (benchmarks/experiments/sass.py; a test compares)."""
     outputs, filters = config["tile_p"] * config["tile_q"], config["filters"]
-    return cost.Loop(mac=outputs * filters, shared=outputs + 1, loads=filters + 1, other=8)
+    loads = 1 if filters == 4 else filters
+    if config["lists"]:  # for one value
+        return cost.Loop(mac=filters, shared=0.75, loads=loads, other=2.1)
+    return cost.Loop(mac=outputs * filters, shared=outputs + 1, loads=loads + 1, other=8)
 
 
 def active(stats: Stats, outputs: int) -> float:
@@ -92,18 +100,41 @@ def work(conv: Conv, config: Config, stats: Stats) -> cost.Work:
         ceil_div(conv.k // conv.groups, lanes),
     )
     kept = 1 - stats.sparsity if 2 * stats.shared > stats.nonzeros else 1 - stats.sparsity**lanes
-    positions = kept * conv.c // conv.groups * conv.r * conv.s
-    blocks = tiles * groups * conv.groups
+    own, taps = conv.c // conv.groups, conv.r * conv.s
+    blocks, stages = tiles * groups * conv.groups, ceil_div(own, point["channels"])
+    staged = blocks * 4.0 * h * w * own
+    if point["lists"]:
+        turns = active(stats, 1) * own * taps * outputs * blocks * warps
+        begun, listed = 14.0 * taps * outputs * stages * blocks * warps, staged / 4 / LANES
+        return cost.Work(
+            blocks,
+            warps,
+            turns * one.all + begun + 22 * listed,
+            f32=turns * one.mac,
+            wavefronts=turns * (1 + point["filters"]) + 3 * listed,
+            l2_bytes=staged + 4.0 * own * taps * lanes * blocks,
+            dram_bytes=cost.maps_bytes(conv) + 4.0 * own * taps * conv.k,
+            registers=72,
+            shared_bytes=_shared(conv, point, None),
+            trips=stages * taps,
+            stages=stages,
+            copies=stages * ceil_div(h * w, 4 * warps),
+        )
+    positions = kept * own * taps
     turns, tested = active(stats, outputs) * positions * blocks * warps, positions * blocks * warps / LANES
-    staged = blocks * 4.0 * h * w * (conv.c // conv.groups)
+    copied = staged / (4 * point["wide"]) / LANES
     return cost.Work(
         blocks,
         warps,
-        turns * one.all + tested * (25 + 3 * outputs) + staged / 16 / 32 * 8,
+        turns * one.all + tested * (25 + 3 * outputs) + cost.STAGING * copied,
         f32=turns * one.mac,
-        wavefronts=turns * (one.shared + one.loads) + tested * outputs + staged / 128,
+        wavefronts=turns * (one.shared + point["filters"] + 1) + tested * outputs + staged / 128,
         l2_bytes=staged + turns / warps * lanes * 4,
         dram_bytes=cost.maps_bytes(conv) + positions * conv.k * 4,
+        registers=72,
+        shared_bytes=_shared(conv, point, None),
+        stages=stages,
+        copies=copied / max(1, blocks) / warps,
     )
 
 
@@ -112,8 +143,9 @@ def _points(conv: Conv, target: Gpu) -> Iterator[dict[str, int]]:
     filters = 4 if per > 2 * LANES else 2 if per > LANES else 1
     for tile_p, tile_q, warps_p, warps_q in PATCHES:
         for channels in (32, 64, 16, 8):
-            if channels > 8 and channels // 2 >= own:
-                continue
+            half_empty = channels > 8 and channels // 2 >= own
+            # a list's weights serve one output, so a larger patch saves nothing; 32 lanes list 32 channels
+            lists = channels % LANES == 0 and tile_p * tile_q <= 4 and (channels == LANES or not half_empty)
             wide = 4 if own % 4 == 0 else 1
             point = {
                 "channels": channels,
@@ -121,10 +153,12 @@ def _points(conv: Conv, target: Gpu) -> Iterator[dict[str, int]]:
                 "tile_q": tile_q,
                 "warps_p": warps_p,
                 "warps_q": warps_q,
+                "filters": filters,
+                "wide": wide,
             }
-            point |= {"filters": filters, "wide": wide}
-            if _shared(conv, point, None) <= room and staging.fits(point):
-                yield point
+            for form in (0,) * (not half_empty and staging.fits(point)) + (1,) * lists:
+                if _shared(conv, point | {"lists": form}, None) <= room:
+                    yield point | {"lists": form}
 
 
 def _patch(point: dict[str, int], pool: Pool | None) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -161,6 +195,8 @@ def _most(conv: Conv, point: dict[str, int]) -> int:
 def _shared(conv: Conv, point: dict[str, int], pool: Pool | None) -> int:
     down, across = _tile(conv, point, pool)
     warps = point["warps_p"] * point["warps_q"]
+    if point["lists"]:
+        return down * across * (8 * point["channels"] + 4)
     return 4 * down * across * staging.pitch(point) + warps * (2 * _most(conv, point) + 4 * LANES)
 
 
@@ -184,7 +220,7 @@ def pack(weight: Array, conv: Conv, config: Config) -> Packed:
         for low in range(0, per, lanes):
             part = np.zeros((lanes, own), np.float32)
             part[: min(lanes, per - low)] = group[low : low + lanes]
-            kept = np.asarray(part.any(0))
+            kept = np.asarray(part.any(0)) | bool(config["lists"])
             for begin in range(0, own, size):
                 mine = begin + np.flatnonzero(kept[begin : begin + size])
                 first.append(first[-1] + len(mine))
@@ -195,9 +231,7 @@ def pack(weight: Array, conv: Conv, config: Config) -> Packed:
         "position": np.concatenate(positions).astype(np.int32),
         "value": np.concatenate(values).astype(np.float32),
     }
-    return Packed(
-        f"gpu-{NAME}", VERSION, arrays, {"channels": config["channels"], "filters": config["filters"]}
-    )
+    return Packed(f"gpu-{NAME}", VERSION, arrays, {n: config[n] for n in _META})
 
 
 def unpack(packed: Packed, conv: Conv) -> Array:
@@ -219,7 +253,7 @@ def check(packed: Packed, conv: Conv) -> None:
         "value",
     }:
         raise InvalidFile(f"not an {NAME} weight for GPUs")
-    if set(meta) != {"channels", "filters"} or meta["filters"] not in (1, 2, 4) or meta["channels"] < 1:
+    if set(meta) != set(_META) or meta["filters"] not in (1, 2, 4) or meta["channels"] < 1:
         raise InvalidFile(f"an {NAME} weight that does not say its channels and filters")
     own, size, lanes = (
         int(np.prod(conv.weight_shape[1:])),
@@ -239,6 +273,7 @@ def check(packed: Packed, conv: Conv) -> None:
         unit, position = np.repeat(np.arange(units), lengths), a["position"].astype(np.int64)
         good = bool(((position >= 0) & (position < own) & (position // size == unit % stages)).all())
         good = good and bool((np.diff(unit * own + position) > 0).all())
+        good = good and not (meta["lists"] and len(position) != units // stages * own)
     if not good:
         raise InvalidFile(f"an {NAME} weight with positions that {conv} has not")
 
@@ -251,7 +286,7 @@ def build(packed: Packed, conv: Conv, config: Config, pool: Pool | None = None) 
     a, (p, q), point = packed.arrays, conv.out, dict(config.options)
     (tile_h, tile_w), (patch, step) = _tile(conv, point, pool), _patch(point, pool)
     c, r, s = np.unravel_index(a["position"].astype(np.int64), conv.weight_shape[1:])
-    if any(packed.meta[n] != point[n] for n in ("channels", "filters")):
+    if any(packed.meta[n] != point[n] for n in _META):
         raise InvalidFile(f"an {NAME} weight that was packed for another configuration than {config}")
     place = (r * conv.dilation[0] * tile_w + s * conv.dilation[1]) * staging.pitch(point) + c % point[
         "channels"
@@ -264,7 +299,9 @@ def build(packed: Packed, conv: Conv, config: Config, pool: Pool | None = None) 
         "STEP_Q": step[1],
         "MOST": _most(conv, point),
     }
-    macros |= {"FILTERS": point["filters"], "POOL": 0}
+    macros |= {"FILTERS": point["filters"], "POOL": 0, "LISTS": point["lists"]}
+    macros |= {"TAPS_R": conv.r, "TAPS_S": conv.s}
+    macros |= {"DILATION_P": conv.dilation[0], "DILATION_Q": conv.dilation[1]}
     (y_rows, y_columns), pad = (p, q), (0, 0)
     if pool is not None:
         (y_rows, y_columns), pad, (down, across) = pool.out(p, q), pool.pad, _pooled(point, pool)

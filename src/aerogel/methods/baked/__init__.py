@@ -34,4 +34,4 @@ SKIPS_INPUT = False
 RANK = 4
 DEMANDS = None
 ROUNDING = "channels"
-ON_GPUS = False
+NOT_ON = {"gpu": "written for CPUs with AVX-512; on GPUs stridepack has a form with the weights in the code"}

@@ -22,4 +22,4 @@ SKIPS_INPUT = False
 RANK = None
 DEMANDS = None
 ROUNDING = "channels"
-ON_GPUS = True
+NOT_ON: dict[str, str] = {}

@@ -17,4 +17,4 @@ SKIPS_INPUT = False
 RANK = None
 DEMANDS = None
 ROUNDING = None
-ON_GPUS = True
+NOT_ON: dict[str, str] = {}

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from aerogel.codegen.cpu.abi import LibraryCall
 from aerogel.errors import InvalidFile
-from aerogel.ir import ALONE, NUMPY, Array, Config, Conv, Layout, Packed, Place, Stats, Target
+from aerogel.ir import ALONE, INT8, NUMPY, Array, Config, Conv, Layout, Packed, Place, Stats, Target
 from aerogel.ir.tensors import dilation, epilogue, padded, plain, private_ops, to_torch
 from aerogel.methods.dense import NAME
 
@@ -26,7 +26,7 @@ _FUSED = {
 
 def refuse(conv: Conv, target: Target, stats: Stats) -> str | None:
     d = conv.dtypes
-    if len({d.input, d.weight, d.output}) != 1:
+    if d != INT8 and len({d.input, d.weight, d.output}) != 1:
         return f"torch wants one element type throughout, not {d}"
     if conv.n == 0:
         return "an empty batch has nothing to time"
@@ -34,7 +34,11 @@ def refuse(conv: Conv, target: Target, stats: Stats) -> str | None:
 
 
 def configs(conv: Conv, target: Target, stats: Stats) -> Iterator[Config]:
-    """Prepacked channels_last first: it wins most layers. A Linear has one form."""
+    """Prepacked channels_last first: it wins most layers. A Linear has one form, and so has int8, which torch
+    multiplies as floats."""
+    if conv.dtypes == INT8:
+        yield Config.make(NAME, channels_last=0, prepacked=0)
+        return
     if conv.n is not None and _features(conv):
         yield Config.make(NAME, channels_last=0, prepacked=0)
         return
@@ -88,7 +92,7 @@ def build(
     rows: int | None = None,
 ) -> LibraryCall:
     weight = to_torch(unpack(packed, conv), conv.dtypes.weight)
-    if _features(conv):
+    if _features(conv) and conv.dtypes != INT8:
         return LibraryCall(reads, writes, _linear(weight, conv))
     call = _plain(weight, conv, config)
     if config["prepacked"] and not _misread(conv):
@@ -121,6 +125,8 @@ def _or_else(make: Callable[[], Call], other: Call) -> Call:
 
 
 def _plain(weight: torch.Tensor, conv: Conv, config: Config) -> Call:
+    if _misread(conv):  # the same numbers under the strides of row after row, which torch reads right
+        return lambda x, bias, residual: plain(x.flatten().view(x.shape), weight, conv, bias, residual)
     if config["channels_last"]:
         weight = weight.contiguous(memory_format=torch.channels_last)
     return lambda x, bias, residual: plain(x, weight, conv, bias, residual)

@@ -19,4 +19,4 @@ SKIPS_INPUT = False
 RANK = 2
 DEMANDS = "aligned"
 ROUNDING = "channels"
-ON_GPUS = True
+NOT_ON: dict[str, str] = {}

@@ -11,7 +11,7 @@ import numpy as np
 from aerogel.codegen.cpu import llvm
 from aerogel.codegen.cpu import rows as rows_
 from aerogel.codegen.cpu.abi import Kernel
-from aerogel.codegen.cpu.sums import summed_channels, unsupported
+from aerogel.codegen.cpu.sums import half, summed_channels, unsupported
 from aerogel.errors import InvalidFile
 from aerogel.formats import flat
 from aerogel.ir import ALONE, ITEM_BYTES, Array, Config, Conv, Layout, Packed, Place, Stats, Target, ceil_div
@@ -197,9 +197,7 @@ def build(
     taps = flat.offsets(np.arange(conv.r * conv.s), np.array(0), conv, reads)
     shifts = flat.shifts(taps, _lanes(conv, target)) if config["aligned"] else ()
     code = rows_.RowsCode(target.isa, d, config["vectors"], conv.steps, shifts)
-    entry = llvm.function(
-        str(code), rows_.ENTRY, lambda: rows_.emit(code), target.isa, half=d.accumulator == "f16"
-    )
+    entry = llvm.function(str(code), rows_.ENTRY, lambda: rows_.emit(code), target.isa, half(d, target))
     owned, sizes = flat.arguments(
         packed.arrays, packed.meta["channel_blocks"], conv, code, reads, writes, config["ahead"], rows
     )

@@ -28,4 +28,4 @@ SKIPS_INPUT = False
 RANK = 3
 DEMANDS = None
 ROUNDING = "channels"
-ON_GPUS = True
+NOT_ON: dict[str, str] = {}

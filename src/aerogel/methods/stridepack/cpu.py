@@ -9,7 +9,7 @@ import numpy as np
 
 from aerogel.codegen.cpu import llvm, tiles
 from aerogel.codegen.cpu.abi import Kernel
-from aerogel.codegen.cpu.sums import by_rank, lane_bits, spread, summed_channels, unsupported
+from aerogel.codegen.cpu.sums import by_rank, half, lane_bits, spread, summed_channels, unsupported
 from aerogel.errors import InvalidFile, PlanMismatch, ShapeError
 from aerogel.ir import (
     ALONE,
@@ -316,9 +316,7 @@ def build(
         _row_step(conv),
         steps,
     )
-    entry = llvm.function(
-        str(code), tiles.ENTRY, lambda: tiles.emit(code), target.isa, half=d.accumulator == "f16"
-    )
+    entry = llvm.function(str(code), tiles.ENTRY, lambda: tiles.emit(code), target.isa, half(d, target))
     _, channel, i, j = _where(packed, ceil_div(conv.c // conv.groups, stage))
     offset = ((channel % stage * _tile_rows(conv, down) + i * conv.dilation[0]) * conv.s + j) * columns
     if offset.size and offset.max() >= 2**16:

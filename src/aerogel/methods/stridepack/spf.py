@@ -149,16 +149,29 @@ def wavefronts(places: Ints, slots: list[Ints]) -> int:
     return int(np.maximum(load.max(1, initial=0), 1).sum())
 
 
-def fours(slots: list[Ints], values: Array, places: Ints) -> tuple[Array, Array, Array]:
-    """As the kernel reads them: where each unit begins, then values and places, [four slots, lane, 4]; 0
-    where a lane waits."""
+def resting(read: Ints, zeros: Ints) -> Ints:
+    """For each slot the word that lanes without a nonzero read: of `zeros` one whose bank serves nobody, if
+    there is one. `read` is [slot, lane], words in the tile, -1 where a lane waits."""
+    free = np.ones((len(read), BANKS), bool)
+    slot, lane = np.nonzero(read >= 0)
+    free[slot, read[slot, lane] % BANKS] = False
+    chosen: Ints = zeros[free[:, zeros % BANKS].argmax(1)]
+    return chosen
+
+
+def fours(slots: list[Ints], values: Array, places: Ints, zeros: Ints) -> tuple[Array, Array, Array]:
+    """As the kernel reads them: where each unit begins, then values and places, [four slots, lane, 4]. Where
+    a lane waits, 0 and one of the words that hold zeros."""
     sizes = [ceil_div(len(s), 4) for s in slots]
     first = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)
-    value = np.zeros((int(first[-1]) + 1, LANES, 4), values.dtype)  # one more: an empty array has no address
-    place = np.zeros(value.shape, np.uint16)
+    # one more: the kernel fetches ahead, and an empty array has no address
+    value = np.zeros((int(first[-1]) + 1, LANES, 4), values.dtype)
+    read = np.full((len(value), 4, LANES), -1, np.int64)
     for unit, order in enumerate(slots):
         slot, lane = np.nonzero(order >= 0)
-        at = (first[unit] + slot // 4, lane, slot % 4)
-        value[at] = values[unit, lane, order[slot, lane]]
-        place[at] = places[unit, lane, order[slot, lane]]
-    return first, value, place
+        number = order[slot, lane]
+        value[first[unit] + slot // 4, lane, slot % 4] = values[unit, lane, number]
+        read[first[unit] + slot // 4, slot % 4, lane] = places[unit, lane, number]
+    rest = resting(read.reshape(-1, LANES), zeros).reshape(-1, 4, 1)
+    place = np.where(read >= 0, read, rest).transpose(0, 2, 1).astype(np.uint16)
+    return first, value, np.ascontiguousarray(place)

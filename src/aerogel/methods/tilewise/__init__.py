@@ -25,4 +25,4 @@ SKIPS_INPUT = False
 RANK = 1
 DEMANDS = None
 ROUNDING = "channels"
-ON_GPUS = True
+NOT_ON: dict[str, str] = {}

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 from aerogel.codegen.cpu import copy, llvm
 from aerogel.codegen.cpu.abi import Kernel
+from aerogel.codegen.cpu.elements import CopyCode
 from aerogel.errors import PlanMismatch
-from aerogel.ir import Layout, Node, Shape, Target, ceil_div
+from aerogel.ir import EVERY_BYTE, QUAD, Layout, Node, Quantized, Shape, Target, ceil_div
 
 
 @dataclass(frozen=True)
@@ -48,20 +51,24 @@ def convert(
     machine: Target,
     place: tuple[int, int] = (0, 0),
     larger: Enlarge = _SAME,
+    how: Quantized | None = None,
 ) -> list[Kernel]:
     """Kernels that copy a tensor of `shape`: one, or one for each phase. Borders of the target are written as
-    zeros.
+    zeros. `how` says what the bytes mean, of a map in int8.
 
     `place` is (first channel, channels of the whole) where the target is a part of a wider tensor: a
     concatenation.
     """
     mixed = source.dtype != target.dtype and "f32" not in (source.dtype, target.dtype)
-    if source.kind == "phases" or target.kind == "channels_last" or mixed:
+    joins, parts = target.quads and not source.quads, source.quads and not target.quads
+    uneven = source.quads and target.quads and (place[0] % QUAD or larger.woven)
+    if source.kind == "phases" or target.kind == "channels_last" or mixed or uneven:
         raise PlanMismatch(f"no kernel copies {source} to {target}")
     n, c, h, w = shape
     repeat, maps = larger.repeat, larger.repeat**2 if larger.woven else 1
     c //= maps
-    first, whole = place[0], place[1] or c
+    first, whole = target.planes(place[0]), target.planes(place[1] or c)
+    meaning = how or Quantized(1.0, 0)
     item, x_item = target.item_bytes, source.item_bytes
     x_image, x_channel, x_row, x_column = _strides(source, shape)
     h_out, w_out = h * repeat, w * repeat
@@ -72,7 +79,7 @@ def convert(
     plane = phase_plane * target.kept[0] * target.kept[1]
     pitch = w_out if target.kind == "contiguous" else target.pitch
     step = v if x_column == 1 and v <= 2 else 0
-    code = copy.CopyCode(machine.isa, source.dtype, target.dtype, step, repeat)
+    code = CopyCode(machine.isa, source.dtype, target.dtype, step, repeat, joins, parts)
     entry = llvm.function(str(code), copy.ENTRY, lambda: copy.emit(code), machine.isa)
     kernels = []
     for a in range(target.kept[0]):
@@ -81,7 +88,7 @@ def convert(
             high = max(low, min(columns, ceil_div(w_out + left - b, v)))
             sizes = {
                 "images": n,
-                "channels": c,
+                "channels": target.planes(c),
                 "x_image": x_image * x_item,
                 "x_channel": maps * x_channel * x_item,
                 "x_row": x_row * x_item,
@@ -101,6 +108,10 @@ def convert(
                 "row_bytes": pitch * item,
                 "tail_bytes": (phase_plane - rows * pitch) * item,
                 "front_bytes": target.front * item if a == b == first == 0 else 0,
+                "x_last": c - 1,
+                "border": meaning.zero * EVERY_BYTE,
+                "scale": int(np.float32(meaning.scale).view(np.uint32)),
+                "zero": meaning.zero,
             }
             name = f"copy {shape} {source} {target}"
             kernels.append(Kernel.of(name, (source, target), entry, copy.ARGUMENTS, sizes))
@@ -110,6 +121,7 @@ def convert(
 def _strides(layout: Layout, shape: Shape) -> tuple[int, int, int, int]:
     """Elements from one image, channel, row and column to the next."""
     _, c, h, w = shape
+    c = layout.planes(c)
     if layout.kind == "channels_last":
         return h * w * c, 1, w * c, c
     if layout.kind == "contiguous":

@@ -9,7 +9,7 @@ from dataclasses import replace
 from aerogel.backends.cpu.lower import pooling
 from aerogel.codegen.cpu import bands, llvm
 from aerogel.codegen.cpu.abi import Kernel, block, native
-from aerogel.ir import Config, Conv, Layout, Packed, Place, Pool, Shape, Target, ceil_div, round_up
+from aerogel.ir import INT8, Config, Conv, Layout, Packed, Place, Pool, Shape, Target, ceil_div, round_up
 from aerogel.methods import cpu_form
 
 
@@ -23,7 +23,9 @@ def kernel(
     y_shape: Shape,
     writes: Layout,
 ) -> Kernel | None:
-    """From x to the pooled y, or None where there are fewer bands than threads."""
+    """From x to the pooled y, or None where there are fewer bands than threads, or in int8."""
+    if conv.dtypes == INT8:
+        return None
     module, (p, q), reach = cpu_form(config.method), conv.out, (pool.window[0] - 1) * pool.dilation[0] + 1
     _, band = module.layouts(conv, config, target, Place(x_pitch=reads.pitch))
     band = Layout("planar", band.pitch, band.border, max(band.slack, pooling.SLACK), band.dtype)

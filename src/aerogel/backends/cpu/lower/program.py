@@ -10,16 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
-from aerogel.backends.cpu.lower import features, pooled, pooling
+from aerogel.backends.cpu.lower import bytemaps, features, pooled, pooling
 from aerogel.backends.cpu.lower.arena import Touch, place
 from aerogel.backends.cpu.lower.convert import Enlarge, convert, enlarges
 from aerogel.backends.cpu.lower.planes import planes, read, written
 from aerogel.backends.cpu.lower.residency import staying
 from aerogel.backends.cpu.lower.views import concatenated, cuts, homes, root
-from aerogel.capture.nodes import Stored, casts, image_shape, pairs, pooling_of, problem
+from aerogel.capture.nodes import Meanings, Stored, casts, image_shape, pairs, pooling_of, problem
 from aerogel.codegen.cpu.abi import Kernel, LibraryCall, native
-from aerogel.ir import Config, Graph, Layout, Node, Place, Shape, Target, Weight
+from aerogel.ir import IN_BYTES, Config, Graph, Layout, Node, Place, Quantized, Shape, Target, Weight
 from aerogel.methods import BASELINE, cpu_form
 
 
@@ -85,10 +86,11 @@ def build(
     weights: Mapping[str, Weight],
     target: Target,
     joined: Container[str] = (),
+    meanings: Meanings = MappingProxyType({}),
 ) -> Program:
     """`choices` names the configuration of each conv node that gets a kernel of ours; all other nodes are
-    torch's. Those `joined` are pooled by the same kernel."""
-    return _Walk(graph, shapes, stored, choices, weights, target, joined).program()
+    torch's. Those `joined` are pooled by the same kernel. `meanings` are of maps in int8."""
+    return _Walk(graph, shapes, stored, choices, weights, target, joined, meanings).program()
 
 
 class _Walk:
@@ -101,8 +103,10 @@ class _Walk:
         weights: Mapping[str, Weight],
         target: Target,
         joined: Container[str],
+        meanings: Meanings,
     ) -> None:
         self.graph, self.shapes, self.stored = graph, shapes, stored
+        self.meanings = meanings
         self.target, self.weights = target, weights
         self.given = choices
         self.choices = {name: c for name, c in choices.items() if c.method != BASELINE}
@@ -150,6 +154,8 @@ class _Walk:
         cast is none: read from where both began, it would not be rounded in between."""
         if not casts(node, self.stored) or node.inputs[0] in self.cast:
             return False
+        if node.op == "dequantize" and node.inputs[0] not in self.arena:  # bytes in torch's hands
+            return False
         return node.name in self.stays or all(map(self._ours, self.users[node.name]))
 
     def _ours(self, name: str) -> bool:
@@ -166,6 +172,8 @@ class _Walk:
             self.arena[node.name] = (self._plane(node.name), shape)
         elif concatenated(node):
             self._concat(node)
+        elif node.op in IN_BYTES:
+            self._bytemap(node)
         elif larger := enlarges(node, self.shapes):
             self._enlarge(node, larger)
         else:
@@ -183,9 +191,22 @@ class _Walk:
     def _enlarge(self, node: Node, larger: Enlarge) -> None:
         x = node.inputs[0]
         (reads, origin), writes = self._where(x), self._plane(node.name)
-        for made in convert(image_shape(self.shapes[x]), reads, writes, self.target, larger=larger):
+        how = self.meanings.get(x)
+        for made in convert(image_shape(self.shapes[x]), reads, writes, self.target, larger=larger, how=how):
             self._segment().natives.append(Native(made, origin, node.name, label=f"enlarge {node.name}"))
         self.arena[node.name] = (writes, image_shape(self.shapes[node.name]))
+
+    def _bytemap(self, node: Node) -> None:
+        """A table stands in the place of a bias, the second of two maps in that of a residual."""
+        x, y = (image_shape(self.shapes[n]) for n in (node.inputs[0], node.name))
+        reads, writes = self._plane(node.inputs[0]), self._plane(node.name)
+        made = bytemaps.kernel(node.in_bytes(), x, y, reads, writes, self.target)
+        source = self._in_arena(node.inputs[0], reads)
+        beside = self._in_arena(node.args[1].name, writes) if node.op == "u8.add" else None
+        bias = node.args[1].name if node.op == "u8.table" else None
+        label = f"{made.name.split()[0]} {node.layer or node.name}"
+        self._segment().natives.append(Native(made, source, node.name, beside, bias, label))
+        self.arena[node.name] = (writes, y)
 
     def _pool(self, node: Node) -> None:
         own = pooling_of(node)
@@ -195,7 +216,8 @@ class _Walk:
             (image_shape(self.shapes[n]) for n in (node.inputs[0], node.name)),
         )
         reads, writes = self._plane(x), self._plane(node.name)
-        made = pooling.kernel(own, x_shape, y_shape, reads, writes, self.target)
+        zero = self.meanings[x].zero if x in self.meanings else 0
+        made = pooling.kernel(own, x_shape, y_shape, reads, writes, self.target, zero)
         source = self._in_arena(x, reads)
         self._segment().natives.append(
             Native(made, source, node.name, label=f"pool {node.layer or node.name}")
@@ -209,7 +231,8 @@ class _Walk:
             shape = image_shape(self.shapes[name])
             source, origin = self._where(name)
             if root(name, self.homes) != (home, start + first):  # else it was written there
-                for made in convert(shape, source, writes, self.target, (first, whole[1])):
+                how = self._meaning(name)
+                for made in convert(shape, source, writes, self.target, (first, whole[1]), how=how):
                     self._segment().natives.append(
                         Native(made, origin, node.name, label=f"concat {node.name}")
                     )
@@ -291,10 +314,14 @@ class _Walk:
             return key
         shape = image_shape(self.shapes[name])
         source, origin = self._where(name)
-        for kernel in convert(shape, source, layout, self.target):
+        for kernel in convert(shape, source, layout, self.target, how=self._meaning(name)):
             self._segment().natives.append(Native(kernel, origin, key, label=f"copy {name}"))
         self.arena[key] = (layout, shape)
         return key
+
+    def _meaning(self, name: str) -> Quantized | None:
+        """Of the bytes that a value is in, or is made of on its way."""
+        return self.meanings.get(name) or self.meanings.get(self.cast.get(name, ""))
 
     def _where(self, name: str) -> tuple[Layout, str]:
         """Where a value can be read from, perhaps in another element type: the arena, or torch's hands."""
@@ -309,8 +336,11 @@ class _Walk:
         if name in self.torch:
             return
         (layout, origin), shape = self._where(name), image_shape(self.shapes[name])
+        if self.stored[name] == "u8" != layout.dtype:  # bytes are made in quads, and then told apart
+            origin = self._in_arena(name, self._plane(name))
+            layout = self.arena[origin][0]
         plain = Layout("contiguous", shape[3], dtype=self.stored[name])
-        for kernel in convert(shape, layout, plain, self.target):
+        for kernel in convert(shape, layout, plain, self.target, how=self._meaning(name)):
             self._segment().natives.append(Native(kernel, origin, f"@{name}", label=f"copy {name}"))
         self._segment().exports[name] = Export(self.shapes[name], self.stored[name])
         self.torch.add(name)
@@ -324,7 +354,7 @@ class _Walk:
         inside = {}
         for name in self.homes:
             (whole, channel), (layout, (_, _, h, w)) = root(name, self.homes), self.arena[name]
-            inside[name] = whole, channel * layout.plane(h, w) * layout.item_bytes
+            inside[name] = whole, layout.planes(channel) * layout.plane(h, w) * layout.item_bytes
         offsets, size = place(touched, sizes, inside)
         return Program(
             tuple(self.parts),

@@ -5,18 +5,19 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from aerogel.backends.cpu.lower import features
+from aerogel.backends.cpu.lower import bytemaps, features
 from aerogel.backends.cpu.lower.convert import enlarges
 from aerogel.backends.cpu.lower.views import concatenated, cuts, slices
 from aerogel.capture.nodes import Shapes, Stored, casts, pooling_of, problem
-from aerogel.ir import Graph, Node, references
+from aerogel.ir import IN_BYTES, Graph, Node, references
 
 
 def passes(node: Node) -> bool:
     """Whether a node can stay in the arena without being timed: it only moves, cuts, pools or enlarges
     maps."""
     larger = node.op == "aten.pixel_shuffle.default" or node.op.startswith("aten.upsample_nearest2d.")
-    return larger or bool(concatenated(node)) or cuts(node) or pooling_of(node) is not None
+    moves = larger or node.op in IN_BYTES or bool(concatenated(node))
+    return moves or cuts(node) or pooling_of(node) is not None
 
 
 def staying(
@@ -48,6 +49,9 @@ def staying(
             # a cast of a cast must round in between
             stays = ours(node.inputs[0]) and node.inputs[0] not in changed
             changed.add(node.name)
+        elif node.op in IN_BYTES:
+            maps = [name for name in node.inputs if name not in graph.constants]
+            stays = any(map(ours, maps)) and bytemaps.fits(node, shapes[maps[0]])
         elif node.name in parts:
             # else it stands nowhere to be cut
             stays = ours(parts[node.name][0]) and parts[node.name][0] not in changed

@@ -1,6 +1,6 @@
-"""How far a model is from its teacher on a call: what heal() makes small.
+"""What heal() makes small: how far a model is from its teacher on a call.
 
-    KL divergence at temperature 3, where answers are (images, classes); else the relative error
+    KL divergence where answers are classes (judge.py), of logits at temperature 3; else the relative error
     + a tenth of the mean relative error of answers and of pruned layers' outputs
 
 The relative error is the mean squared one over the teacher's variance. Batch norm is in eval mode, its
@@ -22,18 +22,20 @@ from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
 from aerogel.errors import InvalidArgument
+from aerogel.pruning.judge import classes
 from aerogel.pruning.layers import prunable
 from aerogel.runtime.eager import Call, as_call
 from aerogel.runtime.weights import hooks
 
 TEMPERATURE = 3.0
-"""At which classes are compared: what a teacher thinks of the wrong ones is seen too."""
+"""At which logits are compared: what a teacher thinks of the wrong classes is seen too. Where a softmax made
+probabilities, of thousands of characters perhaps, they are compared as they are."""
 LAYERS = 0.1
 """The weight of the relative errors."""
 
 
-class Distance:
-    """Of a model from its teacher. Both are in eval mode; `close` takes the hooks off their layers."""
+class Loss:
+    """Of a model beside its teacher. Both are in eval mode; `close` takes the hooks off their layers."""
 
     def __init__(self, model: nn.Module, teacher: nn.Module, dtype: torch.dtype | None) -> None:
         self._model, self._teacher = model, teacher
@@ -121,10 +123,12 @@ def _words(shapes: list[tuple[int, ...]]) -> str:
 
 def _apart(answer: Tensor, wanted: Tensor) -> Tensor:
     """By classes, where it has some."""
-    if answer.dim() != 2 or answer.shape[1] == 1:
+    found = classes(wanted)
+    if found is None:
         return _relative(answer, wanted)
-    mine, other = ((t.float() / TEMPERATURE).log_softmax(1) for t in (answer, wanted))
-    return TEMPERATURE**2 * F.kl_div(mine, other, reduction="batchmean", log_target=True)
+    heat = 1.0 if found.probabilities else TEMPERATURE
+    mine, other = ((found.logits(t) / heat).log_softmax(1) for t in (answer, wanted))
+    return heat**2 * F.kl_div(mine, other, reduction="batchmean", log_target=True)
 
 
 def _relative(answer: Tensor, wanted: Tensor) -> Tensor:
