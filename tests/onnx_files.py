@@ -35,14 +35,16 @@ def written(
         [helper.make_tensor_value_info(n, 1, s) for n, s in outputs.items()],
         [numpy_helper.from_array(a, n) for n, a in arrays.items()],
     )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=9)
-    onnx.save(model, str(path))
+    domains = [helper.make_opsetid("", opset), helper.make_opsetid("com.microsoft", 1)]
+    onnx.save(helper.make_model(graph, opset_imports=domains, ir_version=9), str(path))
     return path
 
 
 def answers(path: Path, *inputs: Any) -> list[Array]:
-    """onnxruntime's own."""
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    """onnxruntime's own. Told to, its sums of bytes are exact where the CPU has no VNNI, too."""
+    options = onnxruntime.SessionOptions()
+    options.add_session_config_entry("session.x64quantprecision", "1")
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     feed = {i.name: np.asarray(v) for i, v in zip(session.get_inputs(), inputs, strict=True)}
     found: list[Array] = session.run(None, feed)
     return found

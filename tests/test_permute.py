@@ -161,6 +161,32 @@ def test_what_is_not_known_stays_and_is_named() -> None:
     torch.testing.assert_close(model(X), dense(X))
 
 
+class Along(nn.Module):
+    """Pooling in one dimension of features without one: it goes over channels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 16), nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(F.avg_pool1d(self.a(x), 3, 1, 1))  # type: ignore[no-any-return]
+
+
+def test_pooling_over_channels_holds_them() -> None:
+    model = Along().eval()
+    before = model.a.weight.detach().clone()
+    with pytest.warns(UserWarning, match=r"'b': aten.avg_pool1d.default of .* gives them"):
+        aerogel.prune(model, 0.02, pattern="1x4", permute=torch.randn(3, 8))
+    without_masks(model)
+    assert torch.equal(model.a.weight, before)
+
+
+def test_a_weight_of_several_parameters_stays_and_is_named() -> None:
+    model = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Conv2d(4, 16, 1)), nn.Conv2d(16, 16, 1))
+    with pytest.warns(UserWarning, match="'0.weight' is computed from other numbers"):
+        aerogel.prune(model.eval(), 0.5, pattern="1x4", permute=torch.randn(2, 4, 8, 8))
+
+
 def test_no_warning_where_all_may_move() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")

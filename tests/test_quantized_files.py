@@ -193,6 +193,75 @@ def test_hostile_scales_and_shapes_are_errors_or_floats(tmp_path: Path) -> None:
         assert network.outputs(values)[0].shape == (1, 3, 7, 7), changed
 
 
+@pytest.mark.parametrize("zero", [np.int8(0), np.int8(7)])
+def test_signed_bytes_may_leave_their_zero_point_out(zero: Any, tmp_path: Path) -> None:
+    """The type of the integers says what they are, not that of a zero point that may not be there."""
+    made = ["x", "s", "z"]
+    nodes = [
+        helper.make_node("QuantizeLinear", made, ["q"]),
+        helper.make_node("DequantizeLinear", ["q", "s"], ["y"]),
+    ]
+    arrays: dict[str, Any] = {"s": np.float32(0.1), "z": zero}
+    path = written(tmp_path / "m.onnx", nodes, {"x": [1, 4, 6, 6]}, {"y": None}, arrays)
+    x = numbers(1, 4, 6, 6)
+    (wanted,) = answers(path, x)
+    assert wanted.min() < -1
+    np.testing.assert_array_equal(aerogel.compile(path, tune="off").run(None, {"x": x})[0], wanted)
+
+
+def test_a_zero_point_of_another_type_is_refused(tmp_path: Path) -> None:
+    path = one_layer(tmp_path / "m.onnx")
+    model = onnx.load(path)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array(100, np.int8), "other"))
+    model.graph.node[1].input[2] = "other"
+    onnx.save(model, path)
+    with pytest.raises(InvalidFile, match="a zero point of another type than its integers"):
+        read(path, {})
+
+
+@pytest.mark.parametrize("alpha", [1.0, 0.5])
+def test_a_gemm_has_its_bias_in_units_of_the_whole_product(alpha: float, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    arrays: dict[str, Any] = {
+        "sx": np.float32(0.02), "zx": np.uint8(120), "w": rng.integers(-60, 61, (8, 16)).astype(np.int8),
+        "sw": np.float32(0.01), "zw": np.int8(0), "b": rng.integers(-20000, 20000, 16).astype(np.int32),
+        "sy": np.float32(0.05), "zy": np.uint8(128),
+    }  # fmt: skip
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "sx", "zx"], ["q"]),
+        helper.make_node("QGemm", ["q", *arrays], ["p"], domain="com.microsoft", alpha=alpha),
+        helper.make_node("DequantizeLinear", ["p", "sy", "zy"], ["y"]),
+    ]
+    path, x = written(tmp_path / "m.onnx", nodes, {"x": [3, 8]}, {"y": None}, arrays), numbers(3, 8)
+    (wanted,) = answers(path, x)
+    np.testing.assert_array_equal(aerogel.compile(path, tune="off").run(None, {"x": x})[0], wanted)
+
+
+def test_parts_of_a_map_of_bytes(tmp_path: Path) -> None:
+    """Split of what a QLinearConv gives, at batch 1 and 2."""
+    arrays: dict[str, Any] = {
+        "s": np.float32(0.02), "z": np.uint8(128), "w": np.ones((16, 4, 1, 1), np.int8),
+        "ws": np.float32(0.01), "wz": np.int8(0), "ys": np.float32(0.05),
+    }  # fmt: skip
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "s", "z"], ["q"]),
+        helper.make_node("QLinearConv", ["q", "s", "z", "w", "ws", "wz", "ys", "z"], ["c"]),
+        helper.make_node("Split", ["c"], ["a", "b"], axis=1),
+        helper.make_node("DequantizeLinear", ["a", "ys", "z"], ["y"]),
+        helper.make_node(
+            "QLinearAdd", ["a", "ys", "z", "b", "ys", "z", "ys", "z"], ["d"], domain="com.microsoft"
+        ),
+        helper.make_node("DequantizeLinear", ["d", "ys", "z"], ["y2"]),
+    ]
+    outputs: dict[str, Any] = {"y": None, "y2": None}
+    path = written(tmp_path / "m.onnx", nodes, {"x": ["n", 4, 6, 6]}, outputs, arrays, opset=13)
+    for batch in (1, 2):
+        fast = aerogel.compile(path, shapes={"x": (batch, 4, 6, 6)}, tune="off")
+        x = numbers(batch, 4, 6, 6)
+        for got, wanted in zip(fast.run(None, {"x": x}), answers(path, x), strict=True):
+            np.testing.assert_array_equal(got, wanted)
+
+
 def test_a_file_that_trains_is_not_rounded(tmp_path: Path) -> None:
     """Gradients pass what is quantised and read back; integers that someone reads are integers."""
     path = one_layer(tmp_path / "m.onnx")

@@ -90,6 +90,7 @@ def dynamic(folder: Path, lines: int) -> dict[str, Any]:
     fast = aerogel.compile(path, shapes={name: pages[0].shape}, tune="off")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
+    options.add_session_config_entry("session.x64quantprecision", "1")
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     both = [[signs(m.run(None, {name: x})[0]) for m in (session, fast)] for x in pages]
     same = sum(a == b for a, b in both) / lines

@@ -3,7 +3,7 @@
     python -m benchmarks.experiments.slim FOLDER --json slim.json --models trained
         FOLDER has Fashion-MNIST's four .gz files (Debian: dataset-fashion-mnist)
     python -m benchmarks.experiments.slim FOLDER --tuning 1400 --json slim.json --models trained
-        with labels too: as many steps as dense training took, of as many images
+        with labels instead: as many steps as dense training took, each of half as many images
 
 The network is examples/fashion_mnist.py's, 1,011,130 weights; stem and head stay dense. Without labels, from
 512 training images: `magnitude` is global magnitude with batch norm estimated again, `obs` is
@@ -59,7 +59,7 @@ def main() -> None:
     )
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seeds", default="0,1,2", help="which networks")
-    parser.add_argument("--tuning", type=int, default=0, help="steps with labels; 0 leaves that part out")
+    parser.add_argument("--tuning", type=int, default=0, help="steps with labels; 0: without labels")
     parser.add_argument("--bf16", action="store_true", help="train in half precision: AMX does that faster")
     parser.add_argument("--models", type=Path, default=Path("trained"), help="where dense models are kept")
     parser.add_argument("--json", type=Path, required=True, help="results, and what is done so far")
@@ -71,7 +71,8 @@ def main() -> None:
         one = Seed(seed, data, test, given, found)
         if given.tuning:
             one.with_labels()
-        one.without_labels()
+        else:
+            one.without_labels()
     show(found)
 
 
@@ -188,7 +189,7 @@ class Seed:
         model = self.repair.pruned(share, pattern)
         what, steps = f"{pattern} {share}", self.given.tuning
         bf16 = self.given.bf16
-        example.train(model, self.data, steps, example.BATCH, 4e-3, what, None, teacher, bf16)
+        example.train(model, self.data, steps, example.TUNED, 3e-3, what, None, teacher, bf16)
         return aerogel.finalize(model)
 
 

@@ -19,7 +19,7 @@ import json
 import time
 from datetime import date
 from importlib.util import find_spec
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
@@ -51,6 +51,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--shares", default="0.5,0.6,0.7,0.8,0.9")
+    parser.add_argument("--ways", default=",".join(WAYS))
     parser.add_argument("--json", type=Path, help="results; what is in it already is not run again")
     given = parser.parse_args()
     torch.set_num_threads(1)
@@ -58,7 +59,8 @@ def main() -> None:
     cut = torch.cat([tiles(photo(name)) for name in SEEN])
     work = Work(dense, [cut[i::12][:8] for i in range(12)])
     found = json.loads(given.json.read_text()) if given.json and given.json.exists() else []
-    wanted = [("dense", 0.0)] + [(way, float(s)) for s in given.shares.split(",") for way in WAYS]
+    asked = product(given.shares.split(","), given.ways.split(","))
+    wanted = [("dense", 0.0)] + [(way, float(share)) for share, way in asked]
     for way, share in wanted:
         if any((one["way"], one["share"]) == (way, share) for one in found):
             continue

@@ -240,7 +240,7 @@ def _native(
     used = writes.elements(conv.y_shape) - writes.slack
     if (y[used:].view(np.uint8) != 0xFF).any():
         return "wrote into the slack after y", y
-    if conv.batch and (dirty := writes.dirty_border(y, conv.y_shape, zero)):
+    if dirty := writes.dirty_border(y, conv.y_shape, zero):
         return f"{dirty} border elements of y are not zero", y
     return None, writes.read(y, conv.y_shape)
 

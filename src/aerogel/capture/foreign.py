@@ -82,8 +82,11 @@ def _session(content: torch.Tensor) -> Any:
                 raise UnsupportedModel("a part of this model runs in onnxruntime: pip install onnxruntime")
             import onnxruntime as ort
 
+            options = _options(ort)
+            # without it sums of bytes saturate on a CPU without VNNI
+            options.add_session_config_entry("session.x64quantprecision", "1")
             try:
-                made = ort.InferenceSession(raw, _options(ort), providers=["CPUExecutionProvider"])
+                made = ort.InferenceSession(raw, options, providers=["CPUExecutionProvider"])
             except Exception as why:  # onnxruntime's own types
                 raise InvalidFile(
                     f"a part of the model is nothing onnxruntime takes: {str(why).splitlines()[0][:160]}"

@@ -24,6 +24,10 @@ from aerogel.ir import IN_BYTES, INT8, QUAD, Conv, Graph, Node, Quantized, Ref, 
 _SAME = ("max_pool2d", "upsample_nearest2d")
 """Operators whose output holds only bytes of their input."""
 _JOINS = "aten.cat.default"
+FINER = 256
+"""Parts of a step of the output, to which a filter without weights rounds its bias."""
+MOST_BIAS = 2**29
+"""A bias in units of the sums: beside it there is room for what zero points add."""
 
 
 def follows(node: Node, shapes: Mapping[str, tuple[int, ...]]) -> tuple[str, ...]:
@@ -191,12 +195,17 @@ def weights(
     node: Node, constants: Mapping[str, torch.Tensor], known: Mapping[str, Quantized]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The weights of a convolution as signed bytes, a scale for each filter, and its requantisation. What was
-    zero stays zero."""
+    zero stays zero. A filter with small weights or none has a scale by which its bias fits as well."""
     x, name, bias, residual = node.conv_inputs()
     weight = constants[name].detach().float()
     flat = weight.flatten(1)
     largest = flat.abs().amax(1)
-    scale = torch.where(largest > 0, largest / 127, torch.ones_like(largest))
+    finest = known[node.name].scale / known[x].scale / FINER
+    scale = torch.where(largest > 0, largest / 127, torch.full_like(largest, finest))
+    added = torch.zeros_like(largest) if bias is None else constants[bias].detach().float().abs()
+    scale = torch.maximum(scale, added / (known[x].scale * MOST_BIAS)).clamp_min(
+        torch.finfo(torch.float32).tiny
+    )
     values = (flat / scale[:, None]).round().clamp(-127, 127).to(torch.int8).reshape(weight.shape)
     own = None if bias is None else constants[bias].float().numpy()
     beside = None if residual is None else known[residual]

@@ -189,7 +189,9 @@ class Layout:
 
     def dirty_border(self, buffer: Array, shape: Shape, zero: int = 0) -> int:
         """How many border or gap elements of a planar buffer are not zero: a kernel that writes this layout
-        leaves none."""
+        leaves none. A batch of no images has no border: nothing is written, nothing is read."""
+        if shape[0] == 0:
+            return 0
         border = buffer[: self.elements(shape) - self.slack].copy()
         if np.prod(shape):
             self.view(border, shape)[...] = zero * EVERY_BYTE

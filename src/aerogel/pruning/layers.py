@@ -53,13 +53,12 @@ def as_weight(module: nn.Module, filters: Tensor, shape: torch.Size) -> Tensor:
 
 
 def under(module: nn.Module) -> Tensor:
-    """The parameter that is trained: what a mask lies on, or the weight itself."""
+    """The parameter that is trained: what a mask lies on, or the weight itself; of a weight that is made of
+    several parameters (weight_norm) what they make."""
     held: Any = module
-    found: Tensor = (
-        held.parametrizations["weight"].original
-        if parametrize.is_parametrized(module, "weight")
-        else held.weight
-    )
+    own = held.parametrizations["weight"] if parametrize.is_parametrized(module, "weight") else None
+    original: Tensor | None = getattr(own, "original", None)
+    found: Tensor = held.weight if original is None else original
     return found
 
 

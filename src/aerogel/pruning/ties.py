@@ -8,6 +8,7 @@ model's inputs and outputs do.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from aerogel.capture.captured import Captured
@@ -28,6 +29,7 @@ _SAME = """
 SAME = frozenset(_SAME.split())
 BOTH = {"add", "sub", "mul", "div", "maximum", "minimum"}
 SHAPED = {"view", "reshape", "flatten", "squeeze", "unsqueeze"}
+DIMENSIONS = re.compile(r".*([123])d")
 PADS = {"constant_pad_nd", "pad", "reflection_pad2d", "replication_pad2d"}
 INPUT = "the model's input gives them"
 
@@ -142,7 +144,9 @@ class Ties:
             return isinstance(over, tuple) and all(d % rank > 1 for d in over) and self._keeps(node, x)
         if name in PADS:
             return len(node.args[1]) <= 2 * (rank - 2) and self._keeps(node, x)
+        image = DIMENSIONS.fullmatch(name)  # max_pool1d of features pools channels
         same = name in SAME and rank == len(self._shape(node.name))
+        same = same and (image is None or rank == 2 + int(image[1]))
         return (same or name in SHAPED) and self._keeps(node, x)
 
     def _keeps(self, node: Node, x: str) -> bool:

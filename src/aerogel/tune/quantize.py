@@ -55,8 +55,13 @@ def quantized(
         raise InvalidArgument(
             'int8 needs real inputs: compile(model, x, dtype="int8", calibration=[x1, x2, ...])'
         )
+    if not any(isinstance(value, torch.Tensor) and value.numel() for sample in samples for value in sample):
+        raise InvalidArgument("calibration has batches of no images only: int8 needs real inputs")
     graph, shapes = all_apart(network.graph), dict(network.shapes(inputs))
-    shapes |= {part.name: shapes[node.name] for node in network.graph.nodes for part in apart(node)}
+    maps = (
+        node for node in network.graph.nodes if node.name in shapes
+    )  # others are numbers, or several maps
+    shapes |= {part.name: shapes[node.name] for node in maps for part in apart(node)}
     outputs = set(references(network.graph.outputs))
     able = {node.name: node for node in network.convs() if _able(node, shapes, outputs, backend)}
     ranges = _Ranges(graph, shapes, SEEN // len(samples))

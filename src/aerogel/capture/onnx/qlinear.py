@@ -18,7 +18,7 @@ from aerogel.capture.onnx.pools import AveragePool, GlobalAveragePool
 from aerogel.capture.onnx.quantized import DequantizeLinear, QuantizeLinear, in_bytes
 from aerogel.capture.onnx.values import OPERATORS, Reader, Value, operator
 from aerogel.errors import UnsupportedModel
-from aerogel.ir import Ref
+from aerogel.ir import Array, Ref
 
 MICROSOFT = (
     "DequantizeLinear",
@@ -63,13 +63,14 @@ def QLinearConv(
     return QuantizeLinear(r, a, y, y_scale, y_zero)
 
 
-def _bias(r: Reader, a: Attributes, bias: Value, x_scale: Value, scale: Value) -> Value:
+def _bias(r: Reader, a: Attributes, bias: Value, x_scale: Value, scale: Value) -> Array | None:
     """Integers in units of a product of scales, as numbers."""
     if bias is None:
         return None
     unit = np.asarray(r.known(x_scale, "a scale"), np.float32).ravel()
     unit = unit * np.asarray(r.known(scale, "a scale"), np.float32).ravel()
-    return np.asarray(r.known(bias, "a bias")).astype(np.float32) * (unit if unit.size > 1 else unit[0])
+    factor = unit if unit.size > 1 else unit[0]
+    return np.asarray(np.asarray(r.known(bias, "a bias")).astype(np.float32) * factor)
 
 
 @operator
@@ -88,7 +89,10 @@ def QGemm(
     bias: Value = None, z_scale: Value = None, z_zero: Value = None,
 ) -> Any:  # fmt: skip
     right = DequantizeLinear(r, _along(a, 0 if a.get("transB") else 1), y, scale, zero)
-    made = Gemm(r, a, DequantizeLinear(r, a, x, x_scale, x_zero), right, _bias(r, a, bias, x_scale, scale))
+    added = _bias(r, a, bias, x_scale, scale)
+    if added is not None:  # in units of the whole product, alpha among it
+        added = added * np.float32(a.get("alpha", 1.0))
+    made = Gemm(r, a, DequantizeLinear(r, a, x, x_scale, x_zero), right, added)
     return made if z_scale is None else QuantizeLinear(r, a, made, z_scale, z_zero)
 
 

@@ -27,12 +27,13 @@ SIGNED = 128
 """What signed bytes are less than ours."""
 
 
-def meaning(r: Reader, a: Attributes, scale: Value, zero: Value) -> Quantized | None:
-    """What bytes of a map mean: the file's scale and zero point, for unsigned bytes. None where that is more
-    than one scale, or of other integers than bytes."""
+def meaning(r: Reader, a: Attributes, scale: Value, zero: Value, dtype: torch.dtype) -> Quantized | None:
+    """What bytes of a map of this type mean: the file's scale and zero point, for unsigned bytes. None where
+    that is more than one scale, or of other integers than bytes."""
     factor = np.asarray(r.known(scale, "a scale"))
     middle = np.zeros(1, np.uint8) if zero is None else np.asarray(r.known(zero, "a zero point"))
-    dtype = torch.uint8 if zero is None else r.dtype(zero)
+    if zero is not None and r.dtype(zero) != dtype:
+        raise InvalidFile(f"{a['op']} '{a['layer']}' has a zero point of another type than its integers")
     if factor.size != 1 or middle.size != 1 or factor.dtype != np.float32 or dtype not in _BYTES:
         return None
     step = float(factor.reshape(()))
@@ -65,7 +66,7 @@ def QuantizeLinear(r: Reader, a: Attributes, x: Value, scale: Value, zero: Value
         raise UnsupportedModel(f"QuantizeLinear '{a['layer']}' is by blocks or to another type than bytes")
     if r.trains and _read_back(r, a, scale, zero):
         return _ranged(r, a, x, scale, zero, dtype)
-    how = meaning(r, a, scale, zero)
+    how = meaning(r, a, scale, zero, dtype)
     if how is not None:
         return in_bytes(r, a, x, how, dtype)
     factor = _along(r, a, scale, r.rank(x)).astype(np.float32)
@@ -141,7 +142,7 @@ def DequantizeLinear(r: Reader, a: Attributes, x: Value, scale: Value, zero: Val
         raise UnsupportedModel(
             f"DequantizeLinear '{a['layer']}' is by blocks or to another type than float32"
         )
-    how = meaning(r, a, scale, zero) if r.dtype(x) in _BYTES else None
+    how = meaning(r, a, scale, zero, r.dtype(x)) if r.dtype(x) in _BYTES else None
     if how is not None and x.name in r.bytes and r.bytes[x.name][1] == how:
         return r.emit("dequantize", Ref(r.bytes[x.name][0]), how.scale, how.zero, layer=a["layer"])
     wide, rank = _float(r, x), r.rank(x)

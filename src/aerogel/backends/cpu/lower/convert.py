@@ -61,7 +61,7 @@ def convert(
     """
     mixed = source.dtype != target.dtype and "f32" not in (source.dtype, target.dtype)
     joins, parts = target.quads and not source.quads, source.quads and not target.quads
-    uneven = source.quads and target.quads and (place[0] % QUAD or larger.woven)
+    uneven = source.quads and (larger.woven or (target.quads and place[0] % QUAD))
     if source.kind == "phases" or target.kind == "channels_last" or mixed or uneven:
         raise PlanMismatch(f"no kernel copies {source} to {target}")
     n, c, h, w = shape

@@ -191,7 +191,7 @@ class _Walk:
     def _enlarge(self, node: Node, larger: Enlarge) -> None:
         x = node.inputs[0]
         (reads, origin), writes = self._where(x), self._plane(node.name)
-        how = self.meanings.get(x)
+        how = self._meaning(x)
         for made in convert(image_shape(self.shapes[x]), reads, writes, self.target, larger=larger, how=how):
             self._segment().natives.append(Native(made, origin, node.name, label=f"enlarge {node.name}"))
         self.arena[node.name] = (writes, image_shape(self.shapes[node.name]))

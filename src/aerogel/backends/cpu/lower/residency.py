@@ -27,7 +27,7 @@ def staying(
 
     `kernels` are all convolutions that were given one, the library's among them.
     """
-    found, changed = set[str](), set[str]()
+    found, changed, from_bytes = set[str](), set[str](), set[str]()
     parts = slices(graph, shapes)
 
     def ours(name: str) -> bool:
@@ -49,15 +49,21 @@ def staying(
             # a cast of a cast must round in between
             stays = ours(node.inputs[0]) and node.inputs[0] not in changed
             changed.add(node.name)
+            if stored[node.inputs[0]] == "u8":
+                from_bytes.add(node.name)
         elif node.op in IN_BYTES:
             maps = [name for name in node.inputs if name not in graph.constants]
             stays = any(map(ours, maps)) and bytemaps.fits(node, shapes[maps[0]])
         elif node.name in parts:
             # else it stands nowhere to be cut
-            stays = ours(parts[node.name][0]) and parts[node.name][0] not in changed
+            held = node.name in stored  # a part of bytes that nothing says the meaning of is torch's
+            stays = held and ours(parts[node.name][0]) and parts[node.name][0] not in changed
         else:
             joined = concatenated(node)
-            taken = bool(joined) or pooling_of(node) is not None or enlarges(node, shapes) is not None
+            larger = enlarges(node, shapes)
+            # pixels that are woven of several channels are read one by one, which bytes in quads are not
+            quads = larger is not None and larger.woven and node.inputs[0] in from_bytes
+            taken = bool(joined) or pooling_of(node) is not None or (larger is not None and not quads)
             maps = [name for name in node.inputs if name in shapes]  # a size is an input too
             fits = taken and len(shapes[node.name]) in (2, 4) and all(len(shapes[name]) == 4 for name in maps)
             stays = fits and any(map(ours, joined or node.inputs))
