@@ -10,6 +10,7 @@ import onnx
 import onnxruntime
 from onnx import helper, numpy_helper
 
+from aerogel.capture.foreign import exact
 from aerogel.ir import Array
 
 Sizes = list[Any] | None
@@ -41,10 +42,8 @@ def written(
 
 
 def answers(path: Path, *inputs: Any) -> list[Array]:
-    """onnxruntime's own. Told to, its sums of bytes are exact where the CPU has no VNNI, too."""
-    options = onnxruntime.SessionOptions()
-    options.add_session_config_entry("session.x64quantprecision", "1")
-    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    """onnxruntime's own, its sums of bytes exact."""
+    session = exact(str(path), onnxruntime.SessionOptions())
     feed = {i.name: np.asarray(v) for i, v in zip(session.get_inputs(), inputs, strict=True)}
     found: list[Array] = session.run(None, feed)
     return found

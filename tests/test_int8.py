@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -147,83 +146,6 @@ def test_onnx_means_the_same(seed: int) -> None:
     apart = np.abs(got.astype(int) - wanted.astype(int))
     assert apart.max() <= 1
     assert (apart > 0).mean() <= 1e-3
-
-
-def in_eight(model: nn.Module, x: Tensor) -> tuple[Any, float]:
-    """Compiled in int8, and how far it is from the model, as a share of the output's range."""
-    torch.manual_seed(0)
-    fast = aerogel.compile(model.eval(), x, dtype="int8", calibration=[x], tune="off")
-    with torch.no_grad():
-        wanted = model(x)
-    return fast, float((fast(x) - wanted).abs().max() / (wanted.max() - wanted.min()))
-
-
-@pytest.mark.parametrize("left", [0.0, 1e-9, 1e-42])
-@pytest.mark.parametrize("reach", [1.0, 255.0])
-def test_a_filter_without_weights_keeps_its_bias(left: float, reach: float) -> None:
-    torch.manual_seed(0)
-    conv = nn.Conv2d(4, 32, 3, padding=1)
-    conv.weight.data /= 0.2 * reach
-    conv.weight.data[0] = left
-    assert conv.bias is not None
-    conv.bias.data[0] = 0.45
-    fast, far = in_eight(nn.Sequential(conv), torch.rand(2, 4, 8, 8) * reach)
-    assert far < 0.01
-    assert fast.notes[0].startswith("1 layers in int8")
-
-
-class Reshapes(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = nn.Conv2d(3, 16, 1), nn.Linear(16 * 64, 8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = torch.relu(self.a(x))
-        return self.b(y.view(y.size(0), -1))  # type: ignore[no-any-return]
-
-
-class Parts(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b, self.c = nn.Conv2d(3, 16, 1), nn.Conv2d(8, 8, 1), nn.Conv2d(8, 8, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        left, right = torch.relu(self.a(x)).chunk(2, 1)
-        return self.b(left) + self.c(right)  # type: ignore[no-any-return]
-
-
-class Places(nn.Module):
-    """Pooling that gives two maps."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = nn.Conv2d(3, 16, 1), nn.Conv2d(16, 8, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y, _ = nn.functional.max_pool2d(self.a(x), 2, return_indices=True)
-        return self.b(y)  # type: ignore[no-any-return]
-
-
-WOVEN = nn.Sequential(nn.Conv2d(3, 16, 1), nn.PixelShuffle(2), nn.Conv2d(4, 16, 1))
-TURNED = nn.Sequential(nn.Conv2d(3, 16, 1), nn.ConvTranspose2d(16, 16, 2, 2), nn.ReLU(), nn.Conv2d(16, 16, 1))
-
-
-@pytest.mark.parametrize("batch", [1, 2])
-@pytest.mark.parametrize(
-    "model", [Reshapes(), Parts(), Places(), WOVEN, TURNED], ids=lambda m: type(m).__name__
-)
-def test_what_stands_between_layers_in_int8(model: nn.Module, batch: int) -> None:
-    """Numbers, several maps, pixels woven of channels: the program runs, and not torch in its place."""
-    fast, far = in_eight(copy.deepcopy(model), images(1, 8, 8)[0][:batch])
-    assert far < 0.05
-    assert len(fast.notes) == 1, fast.notes
-    assert "layers in int8; one alone loses at most" in fast.notes[0]
-
-
-def test_calibration_without_images_is_said() -> None:
-    x = images(1, 8, 8)[0]
-    with pytest.raises(InvalidArgument, match="batches of no images only"):
-        aerogel.compile(Parts().eval(), x, dtype="int8", calibration=[x[:0]], tune="off")
 
 
 def test_words_come_back_and_bad_ones_are_refused() -> None:

@@ -26,6 +26,7 @@ import onnx
 import torch
 
 import aerogel
+from aerogel.capture.foreign import exact
 from aerogel.ir.target import host
 from benchmarks.experiments.slim_ocr import KEYS, NAMES, PAGES, SHAPES, rendered
 from benchmarks.harness.layerwise import compared
@@ -90,8 +91,7 @@ def dynamic(folder: Path, lines: int) -> dict[str, Any]:
     fast = aerogel.compile(path, shapes={name: pages[0].shape}, tune="off")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
-    options.add_session_config_entry("session.x64quantprecision", "1")
-    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    session = exact(str(path), options)
     both = [[signs(m.run(None, {name: x})[0]) for m in (session, fast)] for x in pages]
     same = sum(a == b for a, b in both) / lines
     return {**row, "lines": lines, "same": same, "empty": 0.0, "how": str(fast.how)}

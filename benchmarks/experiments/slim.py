@@ -3,7 +3,7 @@
     python -m benchmarks.experiments.slim FOLDER --json slim.json --models trained
         FOLDER has Fashion-MNIST's four .gz files (Debian: dataset-fashion-mnist)
     python -m benchmarks.experiments.slim FOLDER --tuning 1400 --json slim.json --models trained
-        with labels instead: as many steps as dense training took, each of half as many images
+        with labels instead: as many steps as dense training took
 
 The network is examples/fashion_mnist.py's, 1,011,130 weights; stem and head stay dense. Without labels, from
 512 training images: `magnitude` is global magnitude with batch norm estimated again, `obs` is
@@ -189,7 +189,7 @@ class Seed:
         model = self.repair.pruned(share, pattern)
         what, steps = f"{pattern} {share}", self.given.tuning
         bf16 = self.given.bf16
-        example.train(model, self.data, steps, example.TUNED, 3e-3, what, None, teacher, bf16)
+        example.train(model, self.data, steps, example.BATCH, 3e-3, what, None, teacher, bf16)
         return aerogel.finalize(model)
 
 

@@ -13,6 +13,7 @@ import onnx
 from onnx import helper
 
 import aerogel
+from aerogel.capture.foreign import exact
 from aerogel.ir import INT8
 
 
@@ -66,10 +67,7 @@ def seen(model: Any, image: Any, names: list[str]) -> dict[str, Any]:
     shown.graph.output.extend(helper.make_empty_tensor_value_info(name) for name in more)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = 1, 4
-    options.add_session_config_entry("session.x64quantprecision", "1")  # exact sums on every CPU
-    session = onnxruntime.InferenceSession(
-        shown.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
+    session = exact(shown.SerializeToString(), options)
     found = session.run(more, {model.graph.input[0].name: image})
     return {**dict(zip(more, found, strict=True)), model.graph.input[0].name: image}
 

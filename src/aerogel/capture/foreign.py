@@ -48,6 +48,20 @@ def _options(ort: Any) -> Any:
     return options
 
 
+def exact(model: Any, options: Any) -> Any:
+    """A session whose sums of bytes do not saturate on a CPU without VNNI, where onnxruntime can make one: it
+    has no kernel for some layers then."""
+    import onnxruntime as ort
+
+    cpu = ["CPUExecutionProvider"]
+    options.add_session_config_entry("session.x64quantprecision", "1")
+    try:
+        return ort.InferenceSession(model, options, providers=cpu)
+    except ort.capi.onnxruntime_pybind11_state.NotImplemented:
+        options.add_session_config_entry("session.x64quantprecision", "0")
+        return ort.InferenceSession(model, options, providers=cpu)
+
+
 def run(content: torch.Tensor, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
     """The node's outputs for its inputs."""
     session = _session(content)
@@ -82,11 +96,8 @@ def _session(content: torch.Tensor) -> Any:
                 raise UnsupportedModel("a part of this model runs in onnxruntime: pip install onnxruntime")
             import onnxruntime as ort
 
-            options = _options(ort)
-            # without it sums of bytes saturate on a CPU without VNNI
-            options.add_session_config_entry("session.x64quantprecision", "1")
             try:
-                made = ort.InferenceSession(raw, options, providers=["CPUExecutionProvider"])
+                made = exact(raw, _options(ort))
             except Exception as why:  # onnxruntime's own types
                 raise InvalidFile(
                     f"a part of the model is nothing onnxruntime takes: {str(why).splitlines()[0][:160]}"

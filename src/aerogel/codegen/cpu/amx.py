@@ -13,9 +13,9 @@ filter.
 Everything else, sums, rows, epilogue and borders, is `blocks`. Positions are filled up to a multiple of 32
 with zeros in the stage and in the panels. The engine takes subnormal numbers for zeros.
 
-Never run on AMX so far: no machine we had has it. The tests compile this code for AMX and look at the
-instructions, and run it with the seven tile instructions replaced by plain loops that do what the manual says
-(`emulated`).
+The tests run it on the engine where the CPU has one (Emerald Rapids, so far). Everywhere they compile it,
+look at the instructions, and run it with the seven tile instructions replaced by plain loops that do what the
+manual says (`emulated`).
 """
 
 from __future__ import annotations
