@@ -15,12 +15,9 @@ are the same on every machine).
 
 from __future__ import annotations
 
-import argparse
 import copy
-import json
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,7 +28,7 @@ import aerogel
 from aerogel.progress import shown
 from aerogel.pruning.asked import chosen
 from aerogel.pruning.permute import permuted
-from benchmarks.experiments.slim import BATCH, LEFT_OUT, Repair, Seed, show
+from benchmarks.experiments.slim import BATCH, LEFT_OUT, Repair, Seed, run
 from examples import fashion_mnist as example
 
 SHARES = (0.8, 0.9)
@@ -41,22 +38,7 @@ LABELLED, LONGER = 0.9, 750
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--seeds", default="0,1,2", help="which networks")
-    parser.add_argument("--tuning", type=int, default=0, help="steps with labels; 0 leaves that part out")
-    parser.add_argument("--bf16", action="store_true", help="train in half precision: AMX does that faster")
-    parser.add_argument("--models", type=Path, default=Path("trained"), help="where dense models are kept")
-    parser.add_argument("--json", type=Path, required=True, help="results, and what is done so far")
-    given = parser.parse_args()
-    torch.set_num_threads(1)
-    data, test = example.read(given.folder, "train"), example.read(given.folder, "t10k")
-    found = json.loads(given.json.read_text()) if given.json.exists() else {"each": {}, "seconds": {}}
-    for seed in map(int, given.seeds.split(",")):
-        InBytes(seed, data, test, given, found).run()
-    show(found)
+    run(__doc__, InBytes)
 
 
 class InBytes(Seed):

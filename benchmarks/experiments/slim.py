@@ -54,9 +54,12 @@ LEFT_OUT = ("stem.0", "head")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    run(__doc__, Seed)
+
+
+def run(about: str | None, network: type[Seed]) -> None:
+    """An experiment over all seeds; `about` is its help. What was measured already is not done again."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seeds", default="0,1,2", help="which networks")
     parser.add_argument("--tuning", type=int, default=0, help="steps with labels; 0: without labels")
@@ -68,11 +71,7 @@ def main() -> None:
     data, test = example.read(given.folder, "train"), example.read(given.folder, "t10k")
     found = json.loads(given.json.read_text()) if given.json.exists() else {"each": {}, "seconds": {}}
     for seed in map(int, given.seeds.split(",")):
-        one = Seed(seed, data, test, given, found)
-        if given.tuning:
-            one.with_labels()
-        else:
-            one.without_labels()
+        network(seed, data, test, given, found).run()
     show(found)
 
 
@@ -116,6 +115,12 @@ class Seed:
         self.calls = list(data[0][self.order[:IMAGES]].split(64))
         self.repair = Repair(self.dense, self.calls, LEFT_OUT)
         self.way("dense", lambda: self.dense)
+
+    def run(self) -> None:
+        if self.given.tuning:
+            self.with_labels()
+        else:
+            self.without_labels()
 
     def way(self, name: str, make: Callable[[], nn.Module]) -> nn.Module | None:
         """Make it, look at it, write it down; nothing where that is done."""

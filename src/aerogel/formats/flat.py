@@ -210,6 +210,17 @@ def live_vectors(conv: Conv, lanes: int, place: Place) -> int:
     return max(1, ceil_div((conv.out[0] - 1) * reads.pitch + conv.out[1], lanes))
 
 
+def cover(rows: int, columns: int, pitch: int, vectors: int, lanes: int) -> tuple[int, int, Array]:
+    """Of a plane of so many pixels: vectors that hold them, blocks of `vectors` vectors, and which lanes of
+    each vector of these blocks are pixels, as bits; the others are in the gap between rows or past them."""
+    pixels = (rows - 1) * pitch + columns
+    live_vectors = ceil_div(pixels, lanes)
+    blocks = ceil_div(live_vectors, vectors)
+    number = np.arange(blocks * vectors * lanes)
+    live = (number < pixels) & (number % pitch < columns)
+    return live_vectors, blocks, lane_bits(lanes, live.reshape(-1, lanes))
+
+
 UNITS = 4
 """Units of work for each thread, at least: threads then finish together."""
 
@@ -250,18 +261,14 @@ def arguments(
     if shifts:
         offset, start, value = _in_runs(offset, start, value, shifts, code.lanes)
     offset = in_bytes(offset, conv, reads)
-    pixels = (p - 1) * writes.pitch + q
-    live_vectors = ceil_div(pixels, code.lanes)
-    blocks = ceil_div(live_vectors, code.vectors)
-    number = np.arange(blocks * code.vectors * code.lanes)
-    live = (number < pixels) & (number % writes.pitch < q)
+    live_vectors, blocks, live = cover(p, q, writes.pitch, code.vectors, code.lanes)
     owned = {
         "group": a["group"],
         "start": start,
         "row": np.concatenate([a["row"], np.repeat(a["row"][-1:], ahead)]),
         "offset": offset,
         "value": spread(value, conv.dtypes.accumulator),
-        "live": lane_bits(code.lanes, live.reshape(-1, code.lanes)),
+        "live": live,
         "parameter": np.array([conv.parameter], np.float32),
     }
     owned = {name: np.ascontiguousarray(array) for name, array in owned.items()}

@@ -22,11 +22,12 @@ from functools import partial
 from llvmlite import ir
 
 from aerogel.codegen.cpu import abi
-from aerogel.codegen.cpu.emit import F32, I8, I16, I32, I64, PTR, Emit, Value, constant
+from aerogel.codegen.cpu.emit import F32, I32, I64, PTR, Emit, Value
+from aerogel.codegen.cpu.finish import Head
 from aerogel.codegen.cpu.narrow import Bytes
 from aerogel.codegen.cpu.products import Products, extra_of
 from aerogel.codegen.cpu.sums import UNROLL
-from aerogel.ir import EVERY_BYTE, QUAD, VECTOR_BYTES
+from aerogel.ir import QUAD, VECTOR_BYTES
 from aerogel.ir.quantized import HEADER
 
 POINTERS = (*abi.POINTERS, "group", "start", "offset", "value", "live", "parameter", "shift")
@@ -91,17 +92,9 @@ class _Kernel:
         self.lanes, self.step = code.lanes, VECTOR_BYTES[code.isa]
         self.sums = ir.VectorType(I32, self.lanes)
         self.nothing = ir.Constant(self.sums, None)
-        # a ReLU at the end is no more than a lowest byte
-        self.steps = code.epilogue[:-1] if code.epilogue[-1:] == ("relu",) else code.epilogue
         self.padded = self.b.mul(a["planes"], I64(QUAD))
-        (self.zero, self.low, self.high, self.beside_zero) = (
-            self._word(name, I32) for name in ("zero", "low", "high", "beside_zero")
-        )
-        self.bytes = Bytes(e, module, code.isa, self.zero, self.lowest(), self.high)
-
-    def _word(self, name: str, typ: Value) -> Value:
-        """A number of the requantisation."""
-        return self.e.load(self.e.at(self.a["bias"], I64(4 * HEADER.index(name))), typ, 4)
+        self.head = Head(e, a["bias"], a["parameter"], code.epilogue, self.lanes)
+        self.bytes = Bytes(e, module, code.isa, self.head.zero, self.head.low, self.head.high)
 
     def _filters_own(self, k: Value, which: int, typ: Value) -> Value:
         """The bias (0) or scale (1) of filter k."""
@@ -217,29 +210,16 @@ class _Kernel:
 
     def finished(self, sums: list[Value], k: Value, f: int, plane: Value) -> list[Value]:
         """Sums of filter k, channel f of its quad, in units of y: ir/quantized.py says what each step is."""
-        b, e, lanes = self.b, self.e, self.lanes
-        scale = e.splat(self._filters_own(k, 1, F32), lanes)
-        found = []
-        for i, total in enumerate(sums):
-            v = b.fmul(b.sitofp(total, ir.VectorType(F32, lanes)), scale)
-            for step in self.steps:
-                if step == "add":
-                    v = b.fadd(v, self._beside(b.add(plane, I64(i * self.step)), f))
-                elif step != "bias":
-                    v = self._activated(step, v)
-            found.append(v)
-        return found
+        b, e = self.b, self.e
+        scale = e.splat(self._filters_own(k, 1, F32), self.lanes)
 
-    def lowest(self) -> Value:
-        """The lowest byte of y."""
-        b = self.b
-        if self.steps == self.code.epilogue:
-            return self.low
-        within = b.select(b.icmp_signed(">", self.zero, self.low), self.zero, self.low)
-        return b.select(b.icmp_signed("<", within, self.high), within, self.high)
+        def beside(i: int) -> Value:
+            return self._beside(b.add(plane, I64(i * self.step)), f)
+
+        return [self.head.scaled(v, scale, partial(beside, i)) for i, v in enumerate(sums)]
 
     def _beside(self, place: Value, f: int) -> Value:
-        """The residual, in units of the output. A byte in the last bits of 2^23 is the sum of both."""
+        """The residual less its zero. A byte in the last bits of 2^23 is the sum of both."""
         b, e, lanes = self.b, self.e, self.lanes
         four = e.load(e.at(self.a["residual"], place), self.sums, 4)
         moved = b.lshr(four, ir.Constant(self.sums, [8 * f] * lanes))
@@ -247,36 +227,17 @@ class _Kernel:
         number = b.bitcast(
             b.or_(byte, ir.Constant(self.sums, [_LARGE_BITS] * lanes)), ir.VectorType(F32, lanes)
         )
-        zero = b.fadd(F32(_LARGE), b.sitofp(self.beside_zero, F32))
-        return b.fmul(b.fsub(number, e.splat(zero, lanes)), e.splat(self._word("beside", F32), lanes))
-
-    def _activated(self, step: str, v: Value) -> Value:
-        b, e, lanes = self.b, self.e, self.lanes
-        nothing = constant(lanes, 0.0)
-        if step == "leaky_relu":
-            slope = e.splat(e.load(self.a["parameter"], F32, 4), lanes)
-            return b.select(b.fcmp_ordered(">", v, nothing), v, b.fmul(v, slope))
-        if step == "hardswish":
-            unit = e.splat(self._word("unit", F32), lanes)
-            gate = self._within(b.fadd(b.fmul(v, unit), constant(lanes, 3.0)), constant(lanes, 6.0))
-            return b.fmul(v, b.fmul(gate, constant(lanes, 1 / 6)))
-        if step == "relu6":
-            return self._within(v, e.splat(self._word("six", F32), lanes))
-        return b.select(b.fcmp_ordered("<", v, nothing), nothing, v)
-
-    def _within(self, v: Value, high: Value) -> Value:
-        b, nothing = self.b, constant(self.lanes, 0.0)
-        v = b.select(b.fcmp_ordered("<", v, nothing), nothing, v)
-        return b.select(b.fcmp_ordered(">", v, high), high, v)
+        zero = b.fadd(F32(_LARGE), b.sitofp(self.head.beside_zero, F32))
+        return b.fsub(number, e.splat(zero, lanes))
 
     def store(self, packed: list[Value], plane: Value, first_vector: Value) -> None:
         """Four channels of each pixel; lanes in the gap between rows hold zeros. Only the last block of a
         plane has vectors to leave out."""
         b, e, a = self.b, self.e, self.a
-        zeros = self._zeros()
+        zeros = self.head.zeros()
 
         def one(i: int) -> None:
-            live = self._lanes_of(b.add(first_vector, I64(i)))
+            live = e.lanes_of(a["live"], b.add(first_vector, I64(i)), self.lanes)
             value = b.select(live, packed[i], zeros)
             b.store(value, e.at(a["y"], b.add(plane, I64(i * self.step))), align=4)
 
@@ -293,23 +254,11 @@ class _Kernel:
         past = b.add(first_vector, I64(len(packed)))
         e.choose(b.icmp_signed("<=", past, a["live_vectors"]), every, some)
 
-    def _lanes_of(self, vector: Value) -> Value:
-        """The lanes of a vector that hold pixels."""
-        b, bits = self.b, max(8, self.lanes)
-        typ = {8: I8, 16: I16}[bits]
-        word = self.e.load(b.gep(self.a["live"], [vector], source_etype=typ), typ, bits // 8)
-        if self.lanes < 8:
-            word = b.trunc(word, ir.IntType(self.lanes))
-        return b.bitcast(word, ir.VectorType(ir.IntType(1), self.lanes))
-
-    def _zeros(self) -> Value:
-        return self.e.splat(self.b.mul(self.zero, I32(EVERY_BYTE)), self.lanes)
-
     def border(self, image: Value, group: Value) -> None:
         """What no block writes: the border after each plane of the group, and once the front of the
         buffer."""
         b, e, a = self.b, self.e, self.a
-        zeros = self._zeros()
+        zeros = self.head.zeros()
 
         def zero(v: Value, base: Value) -> None:
             b.store(zeros, e.at(a["y"], b.add(base, b.mul(v, I64(self.step)))), align=4)

@@ -127,7 +127,7 @@ class _Dot(Sums):
         if "bias" in self._code.epilogue:
             total = b.fadd(total, e.scalar(a["bias"], k, "f32", "f32"))
         plane = b.add(b.mul(image, a["y_image"]), b.mul(k, a["y_plane"]))
-        first = self.lanes_of(a["live"], I64(0))
+        first = e.lanes_of(a["live"], I64(0), self.lanes)
         e.store(self.finished(e.splat(total, self.lanes), plane, first), e.at(a["y"], plane), dtype)
         nothing = ir.Constant(ir.VectorType(STORED[dtype], self.lanes), None)
 

@@ -95,6 +95,15 @@ class Emit:
         zeros = ir.Constant(ir.VectorType(I32, lanes), [0] * lanes)
         return self.b.shuffle_vector(self.b.insert_element(undefined, value, I32(0)), undefined, zeros)
 
+    def lanes_of(self, table: Value, vector: Value, lanes: int) -> Value:
+        """The lanes of one vector that a table of bits names."""
+        bits = max(8, lanes)
+        typ = {8: I8, 16: I16, 32: I32}[bits]
+        word = self.load(self.b.gep(table, [vector], source_etype=typ), typ, bits // 8)
+        if lanes < 8:
+            word = self.b.trunc(word, ir.IntType(lanes))
+        return self.b.bitcast(word, ir.VectorType(I1, lanes))
+
     def loop(
         self,
         first: Value,

@@ -225,7 +225,7 @@ class _Lists(Rows):
                     found, e.splat(e.load(b.gep(a["bias"], [k], source_etype=F32), F32, 4), self.lanes)
                 )
             at = b.add(plane, I64(v * self.y_step))
-            live = self.lanes_of(a["live"], b.add(first_vector, I64(v)))
+            live = e.lanes_of(a["live"], b.add(first_vector, I64(v)), self.lanes)
             e.store(self.finished(found, at, live), e.at(a["y"], at), stored)
 
         for v in range(self.code.width):

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from llvmlite import ir
 
 from aerogel.codegen.cpu import abi
-from aerogel.codegen.cpu.emit import F32, I8, I16, I32, I64, PTR, ROUND, Emit, Value, constant
+from aerogel.codegen.cpu.emit import F32, I8, I32, I64, PTR, ROUND, Emit, Value, constant
 from aerogel.codegen.cpu.table import Table
 from aerogel.ir import EVERY_BYTE, QUAD, VECTOR_BYTES
 
@@ -57,13 +57,6 @@ def emit(code: QuadwiseCode) -> str:
     table = Table(e, module, code.isa, a["bias"]) if code.kind == "table" else None
     add = _Add(e, a, step) if code.kind == "add" else None
 
-    def live(v: Value) -> Value:
-        bits = max(8, lanes)
-        typ = {8: I8, 16: I16}[bits]
-        word = e.load(b.gep(a["live"], [v], source_etype=typ), typ, bits // 8)
-        word = b.trunc(word, ir.IntType(lanes)) if lanes < 8 else word
-        return b.bitcast(word, ir.VectorType(ir.IntType(1), lanes))
-
     def unit(u: Value) -> None:
         first = b.mul(b.mul(u, a["plane_vectors"]), I64(step))
 
@@ -74,7 +67,7 @@ def emit(code: QuadwiseCode) -> str:
             else:
                 assert add is not None
                 made = add(at)
-            b.store(b.select(live(v), made, zeros), e.at(a["y"], at), align=4)
+            b.store(b.select(e.lanes_of(a["live"], v, lanes), made, zeros), e.at(a["y"], at), align=4)
 
         e.loop(I64(0), a["plane_vectors"], vector)
 

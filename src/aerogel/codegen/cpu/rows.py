@@ -133,7 +133,9 @@ class Rows(Sums):
         base = b.mul(low, a["channel_blocks"])
         first_vector = b.mul(block, vectors)
         whole = b.icmp_signed("<=", b.add(first_vector, vectors), a["live_vectors"])
-        live = [self.lanes_of(a["live"], b.add(first_vector, I64(i))) for i in range(self.code.vectors)]
+        live = [
+            e.lanes_of(a["live"], b.add(first_vector, I64(i)), self.lanes) for i in range(self.code.vectors)
+        ]
 
         def channels(step: Value, _: list[Value]) -> None:
             opening = self.opening(step)

@@ -152,7 +152,9 @@ class _Strips(Rows):
             def vector(v: Value) -> None:
                 s = e.vector(e.at(own, b.mul(v, I64(self.lanes * 4))), "f32", "f32", self.lanes)
                 place = b.add(plane, b.mul(v, I64(self.y_step)))
-                done = self.finished(b.fadd(s, bias), place, self.lanes_of(a["live"], b.add(first, v)))
+                done = self.finished(
+                    b.fadd(s, bias), place, e.lanes_of(a["live"], b.add(first, v), self.lanes)
+                )
                 e.store(done, e.at(a["y"], place), self.code.dtypes.output)
 
             def several(v: Value, _: list[Value]) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 from llvmlite import ir
 from numpy.typing import NDArray
 
-from aerogel.codegen.cpu.emit import F16, F32, I8, I16, I32, I64, PTR, VOID, Emit, Value, constant
+from aerogel.codegen.cpu.emit import F16, F32, I16, I32, I64, PTR, VOID, Emit, Value, constant
 from aerogel.codegen.cpu.epilogue import activation
 from aerogel.ir import INT8, ITEM_BYTES, NUMBERED, Conv, Dtypes, Target
 
@@ -198,13 +198,3 @@ class Sums:
                 v = activation(e, step, v, lanes, parameter)
         v = e.narrow(v, stored, lanes)
         return b.select(live, v, ir.Constant(v.type, None))
-
-    def lanes_of(self, table: Value, vector: Value) -> Value:
-        """The lanes of one vector that a table of bits names."""
-        b = self.b
-        bits = max(8, self.lanes)
-        typ = {8: I8, 16: I16, 32: I32}[bits]
-        word = self.e.load(b.gep(table, [vector], source_etype=typ), typ, bits // 8)
-        if self.lanes < 8:
-            word = b.trunc(word, ir.IntType(self.lanes))
-        return b.bitcast(word, ir.VectorType(ir.IntType(1), self.lanes))

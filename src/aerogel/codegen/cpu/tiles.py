@@ -252,9 +252,14 @@ class _Tiles(Sums):
                 for t in range(code.columns):
                     vector = b.add(first, I64(t))
                     place = b.add(plane, b.add(b.mul(I64(j), a["y_row"]), I64(t * self.y_step)))
-                    value = self.finished(sums[j * code.columns + t], place, self.lanes_of(a["live"], vector))
+                    value = self.finished(
+                        sums[j * code.columns + t], place, e.lanes_of(a["live"], vector, self.lanes)
+                    )
                     item = I32(ITEM_BYTES[code.dtypes.output])
-                    b.call(self.put, [value, e.at(a["y"], place), item, self.lanes_of(a["stored"], vector)])
+                    b.call(
+                        self.put,
+                        [value, e.at(a["y"], place), item, e.lanes_of(a["stored"], vector, self.lanes)],
+                    )
 
             e.when(b.icmp_signed("<", I64(j), left), partial(line, j))
 

@@ -157,7 +157,8 @@ class _Weaving:
             nothing = ir.Constant(self.sums, None)
             beside = self.woven([e.load(e.at(self.a["residual"], place), self.sums, 4), *[nothing] * 3])
         words = [self.finish(s, scale, r) for s, r in zip(sums, beside, strict=True)]
-        made = b.select(self._lanes_of(vector), self.narrowed(words), self.zeros)
+        live = e.lanes_of(self.a["live"], vector, self.lanes)
+        made = b.select(live, self.narrowed(words), self.zeros)
         b.store(made, e.at(self.a["y"], place), align=4)
 
     def woven(self, loads: list[Value]) -> list[Value]:
@@ -201,11 +202,3 @@ class _Weaving:
             return b.shuffle_vector(first, second, ir.Constant(ir.VectorType(I32, count), order))
 
         return b.bitcast(taken(taken(low[0], low[1]), taken(low[2], low[3])), self.sums)
-
-    def _lanes_of(self, vector: Value) -> Value:
-        """The lanes of a vector that hold pixels."""
-        b, bits = self.b, max(8, self.lanes)
-        typ = {8: I8, 16: I16}[bits]
-        word = self.e.load(b.gep(self.a["live"], [vector], source_etype=typ), typ, bits // 8)
-        word = b.trunc(word, ir.IntType(self.lanes)) if self.lanes < 8 else word
-        return b.bitcast(word, ir.VectorType(ir.IntType(1), self.lanes))

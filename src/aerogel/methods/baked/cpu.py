@@ -11,7 +11,6 @@ import numpy as np
 from aerogel.codegen.cpu import llvm, machine, strips
 from aerogel.codegen.cpu.abi import Kernel
 from aerogel.codegen.cpu.rows import RowsCode
-from aerogel.codegen.cpu.sums import lane_bits
 from aerogel.errors import InvalidFile, ShapeError
 from aerogel.formats import flat
 from aerogel.ir import (
@@ -225,14 +224,11 @@ def build(
     check(packed, conv)
     flat.compatible(NAME, conv, LANES, 1, False, reads, writes)
     a, (p, q), stage = packed.arrays, (rows or conv.out[0], conv.out[1]), packed.meta["stage"]
-    pixels = (p - 1) * writes.pitch + q
-    live = ceil_div(pixels, LANES)
+    live, _, inside = flat.cover(p, q, writes.pitch, 1, LANES)
     strip = min(config["vectors"], live)
     stages, plane = ceil_div(conv.c // conv.groups, stage), reads.plane(*conv.size)
     set_edges, first = _sets(a["group"])
     code = _code(packed, conv, reads, strip * VECTOR)
-    number = np.arange(live * LANES)
-    inside = (number < pixels) & (number % writes.pitch < q)
     memory = machine.executable(b"".join(code))
     places = np.cumsum([0, *(len(one) for one in code), 0])
     owned = {
@@ -243,7 +239,7 @@ def build(
         "body": places.astype(np.int64) + memory.ctypes.data,
         "start": a["start"],
         "value": a["value"],
-        "live": lane_bits(LANES, inside.reshape(-1, LANES)),
+        "live": inside,
         "parameter": np.array([conv.parameter], np.float32),
     }
     owned = {name: np.ascontiguousarray(array) for name, array in owned.items()} | {"code": memory}

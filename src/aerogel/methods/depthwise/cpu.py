@@ -10,9 +10,8 @@ import numpy as np
 from aerogel.codegen.cpu import llvm, weaving
 from aerogel.codegen.cpu.abi import Kernel
 from aerogel.codegen.cpu.products import SHIFT, form_of
-from aerogel.codegen.cpu.sums import lane_bits
 from aerogel.errors import InvalidFile, ShapeError
-from aerogel.formats import flat
+from aerogel.formats import flat, fours
 from aerogel.ir import (
     ALONE,
     INT8,
@@ -28,47 +27,27 @@ from aerogel.ir import (
     ceil_div,
     round_up,
 )
-from aerogel.ir.quantized import EXACT
 from aerogel.methods.depthwise import NAME
 
 VERSION = 1
-MOST = 2**30 // (255 * 128)
-"""Taps whose sums, a bias of 30 bits with them, always fit 32 bits."""
-_NARROW = 128
-"""What two weights of one sign may add up to: 255 times it fits 16 bits."""
 _VECTORS = {"avx512": (2, 4, 1, 3), "avx2": (1, 2), "generic": (1, 2), "neon": (2, 4, 1, 3)}
 """Of pixels; each has four vectors of sums in registers."""
 
 
 def refuse(conv: Conv, target: Target, stats: Stats) -> str | None:
-    if conv.dtypes != INT8:
-        return 'computes with bytes: compile(dtype="int8") makes them'
-    if not conv.groups == conv.c == conv.k:
+    if conv.dtypes == INT8 and not conv.groups == conv.c == conv.k:
         return f"a filter reads {conv.c // conv.groups} channels, {conv.k // conv.groups} filters read each"
-    if conv.activation not in (None, *EXACT):
-        return f"{conv.activation} is not among its activations: {', '.join(EXACT)}"
-    if conv.r * conv.s > MOST:
-        return (
-            f"a filter has {conv.r * conv.s} weights; sums of more than {MOST} products may not fit 32 bits"
-        )
-    if conv.n is not None and (bytes_ := flat.image_bytes(_folded(conv))) >= 2**31:
-        return f"one image takes {bytes_ / 2**30:.1f} GiB; offsets in this format reach 2 GiB"
-    return None
+    return fours.refused(conv)
 
 
 def _folded(conv: Conv) -> Conv:
-    """The problem as planes of four channels see it."""
-    planes = ceil_div(conv.c, QUAD)
-    return replace(conv, c=planes, k=planes, groups=planes)
-
-
-def _lanes(target: Target) -> int:
-    return target.vector_bytes // QUAD
+    folded = fours.folded(conv)
+    return replace(folded, groups=folded.c)
 
 
 def configs(conv: Conv, target: Target, stats: Stats) -> Iterator[Config]:
     """Register blocks: what wastes fewest pixels first, larger ones among equals."""
-    live = flat.live_vectors(_folded(conv), _lanes(target), stats.place)
+    live = flat.live_vectors(_folded(conv), fours.lanes(target), stats.place)
     order = sorted(_VECTORS[target.isa], key=lambda v: (round_up(live, v) * (1 + 0.1 / v), -v))
     return (Config.make(NAME, vectors=vectors) for vectors in order)
 
@@ -104,7 +83,7 @@ def check(packed: Packed, conv: Conv) -> None:
 
 
 def layouts(conv: Conv, config: Config, target: Target, place: Place = ALONE) -> tuple[Layout, Layout]:
-    return flat.layouts(_folded(conv), _lanes(target), config["vectors"], False, place)
+    return flat.layouts(_folded(conv), fours.lanes(target), config["vectors"], False, place)
 
 
 def pixels(conv: Conv, config: Config, target: Target, pitch: int, rows: int) -> int:
@@ -121,23 +100,20 @@ def build(
     rows: int | None = None,
 ) -> list[Kernel]:
     check(packed, conv)
-    folded, lanes, vectors = _folded(conv), _lanes(target), config["vectors"]
+    folded, lanes, vectors = _folded(conv), fours.lanes(target), config["vectors"]
     flat.compatible(NAME, folded, lanes, vectors, False, reads, writes)
     value = packed.arrays["value"]
-    code = weaving.WeavingCode(target.isa, form_of(target), vectors, _narrow(value), conv.steps)
+    narrow = not fours.wide(value).any()
+    code = weaving.WeavingCode(target.isa, form_of(target), vectors, narrow, conv.steps)
     entry = llvm.function(str(code), weaving.ENTRY, lambda: weaving.emit(code), target.isa, code.extra)
     p, q = rows or conv.out[0], conv.out[1]
-    pixels = (p - 1) * writes.pitch + q
-    live_vectors = ceil_div(pixels, lanes)
-    blocks = ceil_div(live_vectors, vectors)
-    number = np.arange(blocks * vectors * lanes)
-    live = (number < pixels) & (number % writes.pitch < q)
+    live_vectors, blocks, live = flat.cover(p, q, writes.pitch, vectors, lanes)
     taps = conv.r * conv.s
     windows = flat.offsets(np.minimum(np.arange(round_up(taps, QUAD)), taps - 1), np.array(0), folded, reads)
     owned = {
         "offset": flat.in_bytes(windows, folded, reads),
         "value": value,
-        "live": lane_bits(lanes, live.reshape(-1, lanes)),
+        "live": live,
         "parameter": np.array([conv.parameter], np.float32),
         "shift": (SHIFT * value.sum((1, 3), dtype=np.int64)).astype(np.int32),
     }
@@ -155,11 +131,3 @@ def build(
         "front_vectors": writes.front // lanes,
     }
     return [Kernel.of(f"{NAME} {conv}", (reads, writes), entry, weaving.ARGUMENTS, sizes, owned)]
-
-
-def _narrow(value: Array) -> bool:
-    """Whether no pair of products can reach past 16 bits."""
-    pairs = value.astype(np.int16).reshape(-1, 2)
-    return bool(
-        np.maximum(np.maximum(pairs, 0).sum(1), np.maximum(-pairs, 0).sum(1)).max(initial=0) <= _NARROW
-    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,12 +10,10 @@ import numpy as np
 from aerogel.codegen.cpu import bytewise, llvm
 from aerogel.codegen.cpu.abi import Kernel
 from aerogel.codegen.cpu.products import SHIFT, form_of
-from aerogel.codegen.cpu.sums import lane_bits
 from aerogel.errors import InvalidFile, ShapeError
-from aerogel.formats import flat
+from aerogel.formats import flat, fours
 from aerogel.ir import (
     ALONE,
-    INT8,
     QUAD,
     Array,
     Config,
@@ -28,44 +25,22 @@ from aerogel.ir import (
     Target,
     ceil_div,
 )
-from aerogel.ir.quantized import EXACT
 from aerogel.methods.quads import NAME
 
 VERSION = 1
 ARRAYS = ("group", "start", "position", "value")
-MOST = 2**30 // (255 * 128)
-"""Weights of a filter whose sums, a bias of 30 bits with them, always fit 32 bits."""
-_NARROW = 128
-"""What two weights of one sign may add up to: 255 times it fits 16 bits."""
 _MOST_VECTORS = {"avx512": 14, "avx2": 8, "generic": 6, "neon": 8}
 """Of sums in registers."""
 
 
 def refuse(conv: Conv, target: Target, stats: Stats) -> str | None:
-    if conv.dtypes != INT8:
-        return 'computes with bytes: compile(dtype="int8") makes them'
-    if conv.activation not in (None, *EXACT):
-        return f"{conv.activation} is not among its activations: {', '.join(EXACT)}"
-    if (own := int(np.prod(conv.weight_shape[1:]))) > MOST:
-        return f"a filter has {own} weights; sums of more than {MOST} products may not fit 32 bits"
-    if conv.n is not None and (bytes_ := flat.image_bytes(_folded(conv))) >= 2**31:
-        return f"one image takes {bytes_ / 2**30:.1f} GiB; offsets in this format reach 2 GiB"
-    return None
-
-
-def _folded(conv: Conv) -> Conv:
-    """The problem as planes of quads see it."""
-    return replace(conv, c=ceil_div(conv.c, QUAD), k=ceil_div(conv.k, QUAD), groups=1)
-
-
-def _lanes(target: Target) -> int:
-    return target.vector_bytes // QUAD
+    return fours.refused(conv)
 
 
 def configs(conv: Conv, target: Target, stats: Stats) -> Iterator[Config]:
     """Register blocks and blocks of channels, ordered by a cost model. What is offered does not depend on the
     place."""
-    folded, lanes = _folded(conv), _lanes(target)
+    folded, lanes = fours.folded(conv), fours.lanes(target)
     live, alone = (flat.live_vectors(folded, lanes, place) for place in (stats.place, ALONE))
     most = min(flat.most_vectors(folded, lanes), _MOST_VECTORS[target.isa])
     planes = folded.c
@@ -97,7 +72,7 @@ def pack(weight: Array, conv: Conv, config: Config) -> Packed:
     blocks = _blocks(weight, conv)
     filters, position = np.nonzero(blocks.any(2))
     value = blocks[filters, position]
-    wide = _wide(value)
+    wide = fours.wide(value)
     channel = position // (r * s) * QUAD // config["channels"]
     passes = ceil_div(conv.c, config["channels"])
     padded = QUAD * ceil_div(k, QUAD)
@@ -121,13 +96,6 @@ def _blocks(weight: Array, conv: Conv) -> Array:
     first = np.arange(k) // (k // conv.groups) * c
     whole[np.arange(k)[:, None], first[:, None] + np.arange(c)] = weight.reshape(k, c, r * s)
     return whole.reshape(k, -1, QUAD, r * s).transpose(0, 1, 3, 2).reshape(k, -1, QUAD)
-
-
-def _wide(value: Array) -> Array:
-    """Of which blocks a pair of products may reach past 16 bits."""
-    pairs = value.astype(np.int16).reshape(-1, 2, 2)
-    largest = np.maximum(np.maximum(pairs, 0).sum(2), np.maximum(-pairs, 0).sum(2))
-    return np.asarray(largest.max(1, initial=0) > _NARROW)
 
 
 def unpack(packed: Packed, conv: Conv) -> Array:
@@ -166,7 +134,7 @@ def check(packed: Packed, conv: Conv) -> None:
     if count and not 0 <= a["position"].min() <= a["position"].max() < planes * conv.r * conv.s:
         raise InvalidFile(f"{NAME}: a position is outside the {conv.c} x {conv.r} x {conv.s} filter")
     counts = np.diff(start)
-    if count and (np.repeat(np.arange(len(counts)) % 2, counts) < _wide(a["value"])).any():
+    if count and (np.repeat(np.arange(len(counts)) % 2, counts) < fours.wide(a["value"])).any():
         raise InvalidFile(f"{NAME}: a block whose sums need 32 bits stands among the others")
     if count and counts.reshape(passes, -1, 2)[:, conv.k :].any():
         raise InvalidFile(f"{NAME}: a filter that is not there has weights")
@@ -186,11 +154,11 @@ def layouts(
     target: Target,
     place: Place = ALONE,
 ) -> tuple[Layout, Layout]:
-    return flat.layouts(_folded(conv), _lanes(target), config["vectors"], False, place)
+    return flat.layouts(fours.folded(conv), fours.lanes(target), config["vectors"], False, place)
 
 
 def pixels(conv: Conv, config: Config, target: Target, pitch: int, rows: int) -> int:
-    return flat.pixels(_folded(conv), config, target, pitch, rows)
+    return flat.pixels(fours.folded(conv), config, target, pitch, rows)
 
 
 def build(
@@ -203,23 +171,19 @@ def build(
     rows: int | None = None,
 ) -> list[Kernel]:
     check(packed, conv)
-    folded, lanes, vectors = _folded(conv), _lanes(target), config["vectors"]
+    folded, lanes, vectors = fours.folded(conv), fours.lanes(target), config["vectors"]
     flat.compatible(NAME, folded, lanes, vectors, False, reads, writes)
     code = bytewise.BytesCode(target.isa, form_of(target), vectors, conv.steps)
     entry = llvm.function(str(code), bytewise.ENTRY, lambda: bytewise.emit(code), target.isa, code.extra)
     a, (p, q) = packed.arrays, (rows or conv.out[0], conv.out[1])
-    pixels = (p - 1) * writes.pitch + q
-    live_vectors = ceil_div(pixels, lanes)
-    blocks = ceil_div(live_vectors, vectors)
-    number = np.arange(blocks * vectors * lanes)
-    live = (number < pixels) & (number % writes.pitch < q)
+    live_vectors, blocks, live = flat.cover(p, q, writes.pitch, vectors, lanes)
     windows = flat.offsets(np.arange(folded.c * conv.r * conv.s), np.array(0), folded, reads)
     owned = {
         "group": a["group"],
         "start": a["start"],
         "offset": flat.in_bytes(windows[a["position"]], folded, reads),
         "value": a["value"],
-        "live": lane_bits(lanes, live.reshape(-1, lanes)),
+        "live": live,
         "parameter": np.array([conv.parameter], np.float32),
         "shift": _shift(packed, conv),
     }
