@@ -25,19 +25,20 @@ def accuracy(result: dict[str, Any]) -> str:
     every, dense = result["accuracy"], result["accuracy"]["dense"]
     points = list(dict.fromkeys(name.partition("-")[2] for name in every if name != "dense"))
     points.sort(key=lambda p: (p.rpartition("-")[0], int(p.rpartition("-")[2])))
-    lines = [f"| zeros | {' | '.join(WAYS.values())} |", "|---|" + "---|" * len(WAYS)]
+    ways = {way: head for way, head in WAYS.items() if any(n.startswith(f"{way}-") for n in every)}
+    lines = [f"| zeros | {' | '.join(ways.values())} |", "|---|" + "---|" * len(ways)]
     for point in points:
         pattern, _, share = point.rpartition("-")
         cells = []
-        for way in WAYS:
+        for way in ways:
             name = f"{way}-{point}"
             spent = float(np.median(list(result["seconds"].get(name, {"": 0}).values())))
             cells.append(f"{every[name] - dense:+.2f} ({_time(spent)})" if name in every else "")
         lines.append(f"| {f'{share} % {pattern}'.strip()} | {' | '.join(cells)} |")
     about = (
         f"Fashion-MNIST, 1,011,130 weights: points of accuracy beside the dense model's {dense:.2f} %, mean "
-        f"of {result['seeds']} seeds; in brackets the time of one on one thread. Without "
-        f"labels from {result['images']} images ({result['date']}, `{result['target']}`)."
+        f"of {result['seeds']} seeds; in brackets the time of one on one thread. What needs no labels saw "
+        f"{result['images']} images ({result['date']}, `{result['target']}`)."
     )
     return "\n".join([*lines, "", about])
 

@@ -271,8 +271,8 @@ TABLES: dict[str, Callable[[Any], str]] = {
     "pooling": pooling, "activity": activity, "gpu_facts": gpus.facts, "gpu_model": gpus.model,
     "gpu_simulated": gpus.simulated, "gpu_sass": gpus.sass, "gpu_pairs": gpus.pairs,
     "int8_models": models, "int8_size": size, "quantized_files": quantized.files,
-    "slim": slimmed.accuracy, "int8": slimmed.in_bytes, "slim_ocr": slimmed.text,
-    "slim_upscale": slimmed.upscaled,
+    "slim": slimmed.accuracy, "slim_labels": slimmed.accuracy, "slim_upscale": slimmed.upscaled,
+    "int8": slimmed.in_bytes, "slim_ocr": slimmed.text,
 }  # fmt: skip
 
 
