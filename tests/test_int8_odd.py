@@ -93,3 +93,27 @@ def test_calibration_without_images_is_said() -> None:
     x = images()
     with pytest.raises(InvalidArgument, match="batches of no images only"):
         aerogel.compile(Parts().eval(), x, dtype="int8", calibration=[x[:0]], tune="off")
+
+
+class Scaled(nn.Module):
+    """An input in order, one by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(4, 8, 3)
+
+    def forward(self, x: torch.Tensor, *, scale: torch.Tensor) -> torch.Tensor:
+        return self.conv(x) * scale  # type: ignore[no-any-return]
+
+
+def test_calibration_in_order_or_by_name() -> None:
+    model, x, scale = Scaled().eval(), torch.randn(2, 4, 9, 9), torch.ones(1, 1, 1, 1)
+    samples: tuple[Any, ...] = ((x, scale), {"x": x, "scale": scale})
+    found = [
+        aerogel.compile(model, (x,), {"scale": scale}, dtype="int8", calibration=[one], tune="off")
+        for one in samples
+    ]
+    assert torch.equal(*(fast(x, scale=scale) for fast in found))
+    for wrong in ((x,), {"x": x}, {"x": x, "other": scale}):
+        with pytest.raises(aerogel.ShapeError, match="the model takes 'x', 'scale'"):
+            aerogel.compile(model, (x,), {"scale": scale}, dtype="int8", calibration=[wrong], tune="off")

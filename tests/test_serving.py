@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,14 @@ def test_a_recipe_is_its_text() -> None:
     for text in (*wrong, "resize=1 resize=2", "mean=1,2,3 std=1", "mean=0.5 bgr", "mean=nan", "mean=1,2"):
         with pytest.raises(InvalidArgument):
             Recipe.parse(text)
+
+
+def test_without_pillow_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "PIL.Image", None)
+    with pytest.raises(AerogelError, match=r"pip install aerogel\[images\]"):
+        Recipe.parse("").decoded(b"")
+    with pytest.raises(AerogelError, match=r"pip install aerogel\[images\]"):
+        Recipe.parse("").applied(np.zeros((2, 2), np.uint8))
 
 
 def test_a_recipe_does_what_torchvision_does() -> None:

@@ -16,7 +16,7 @@ CORES = 8
 def processes(results: list[dict[str, Any]]) -> str:
     """benchmarks/harness/scale.py: what a process costs, before and after."""
     lines = [
-        "| ResNet-50 at 90 %, MB over as many that only imported aerogel | before | now |",
+        "| ResNet-50 at 90 %, MB beyond processes that only import aerogel | files read | files mapped |",
         "|---|---|---|",
     ]
     before, now = (

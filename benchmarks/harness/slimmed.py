@@ -35,10 +35,12 @@ def accuracy(result: dict[str, Any]) -> str:
             spent = float(np.median(list(result["seconds"].get(name, {"": 0}).values())))
             cells.append(f"{every[name] - dense:+.2f} ({_time(spent)})" if name in every else "")
         lines.append(f"| {f'{share} % {pattern}'.strip()} | {' | '.join(cells)} |")
+    seeds = f"mean of {result['seeds']} seeds" if result["seeds"] > 1 else "one seed"
+    saw = f"Calibration saw {result['images']} images, without labels. "
     about = (
-        f"Fashion-MNIST, 1,011,130 weights: points of accuracy beside the dense model's {dense:.2f} %, mean "
-        f"of {result['seeds']} seeds; in brackets the time of one on one thread. What needs no labels saw "
-        f"{result['images']} images ({result['date']}, `{result['target']}`)."
+        f"Fashion-MNIST, 1,011,130 weights: points of accuracy beside the dense model's {dense:.2f} %, "
+        f"{seeds}; in brackets the time of one on one thread. {saw}"
+        f"({result['date']}, `{result['target']}`)."
     )
     return "\n".join([*lines, "", about])
 
@@ -67,7 +69,8 @@ def in_bytes(result: dict[str, Any]) -> str:
     about = (
         f"Fashion-MNIST, 1,011,130 weights: points of accuracy beside the dense model's {dense:.2f} % in "
         f"f32, seeds {', '.join(each['dense'])}; 10,000 test images, so 0.1 point is ten of them. "
-        "Permuted: in the order for 90 %, at 80 % too. Only rows with labels saw any "
+        "Permuted: in the order for 90 %, at 80 % too; (2 of 3): the mean of two seeds. Labels were used by "
+        f"{'the rows that say so' if any('labels' in name for name in each) else 'no row'} "
         f"({result['date']}, `{result['target']}`)."
     )
     return "\n".join([*lines, "", about])

@@ -60,7 +60,10 @@ def samples_of(calibration: Any) -> list[Call]:
         raise InvalidArgument(
             f"calibration is several calls, as in calibration=[x1, x2], not a {type(calibration).__name__}"
         )
-    return [as_call(sample, None) for sample in calibration or ()]
+    return [
+        as_call((), sample) if isinstance(sample, Mapping) else as_call(sample, None)
+        for sample in calibration or ()
+    ]
 
 
 def ranges_of(ranges: Any) -> str:

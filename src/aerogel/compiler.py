@@ -96,8 +96,9 @@ def compile(
             whole call. What a budget does not reach goes by rule; reading the model and the last comparison
             with torch are always done.
         methods: Restrict the choice to these methods (`aerogel methods` lists them).
-        calibration: Real inputs: tensors, or tuples of arguments. They tell how much of each layer's input is
-            zero, in half precision what is lost, and for int8 which numbers maps hold: some dozens of images.
+        calibration: Real inputs: tensors, tuples of all inputs in order, or dicts by name. They tell how much
+            of each layer's input is zero, in half precision what is lost, and for int8 which numbers maps
+            hold: some dozens of images.
         ranges: For int8, how far the bytes of a map reach: "mean-square" cuts off what costs the others more,
             "percentile" one number in 10,000 on each side, "min-max" nothing.
         plan: The `.plan` of a compiled model: replayed exactly, nothing is timed.
@@ -197,7 +198,7 @@ def _made(model: Any, network: Network, plan: Plan, notes: tuple[str, ...], aske
 
 def fit(network: Network, samples: Sequence[Call]) -> list[list[Any]]:
     """Calibration calls as inputs of the model as it was read."""
-    found = [network.captured.flat(*sample) for sample in samples]
+    found = [network.captured.sample(*sample) for sample in samples]
     for number, sample in enumerate(found):
         if (why := network.captured.misfit(sample)) is not None:
             raise ShapeError(f"calibration[{number}]: {why}")

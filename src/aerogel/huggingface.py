@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import warnings
 from typing import Any
 
+from aerogel.errors import InvalidArgument
 from aerogel.pruning.asked import Sparsity
-from aerogel.pruning.held import finalize
+from aerogel.pruning.held import finalize, masks_of
 from aerogel.pruning.schedule import Schedule, plain
 
 try:
@@ -21,8 +22,9 @@ __all__ = ["Prune"]
 class Prune(TrainerCallback, ExportableState):  # type: ignore[misc]
     """A `Schedule` that the Trainer steps: sparsity grows with the optimizer's steps.
 
-    Give it to the Trainer's constructor: masks are attached there, before an optimizer is made and a
-    checkpoint read. A checkpoint holds masks and schedule, and `train(resume_from_checkpoint=True)` goes on.
+    Give it to the Trainer's constructor, and a model, not `model_init`: masks are attached there, before an
+    optimizer is made and a checkpoint read. A checkpoint holds masks and schedule, and
+    `train(resume_from_checkpoint=True)` goes on.
 
     Example:
         >>> trainer = Trainer(model, args, callbacks=[Prune(0.9, exclude=["classifier"])])  # doctest: +SKIP
@@ -46,8 +48,21 @@ class Prune(TrainerCallback, ExportableState):  # type: ignore[misc]
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
         """Only now it is known how long the training is; `state` is the checkpoint's, if there is one."""
+        if state.global_step and not any(masks_of(module) for module in model.modules()):
+            raise InvalidArgument(
+                "a checkpoint was read before there were masks, so without its weights: give Prune to the "
+                "Trainer's constructor, and a model in place of model_init"
+            )
+        if args.load_best_model_at_end:
+            warnings.warn(
+                "load_best_model_at_end may go back to a checkpoint from before all zeros were there: save "
+                "checkpoints to compare from the step on at which the schedule ends",
+                stacklevel=2,
+            )
         self._schedule = Schedule(model, self._final, self._steps or state.max_steps, **self._options)
-        saved: Mapping[str, Any] = state.stateful_callbacks.get(type(self).__name__, {})
+        saved = state.stateful_callbacks.get(type(self).__name__, {})
+        if isinstance(saved, list):  # of several such callbacks
+            saved = next((one for one in saved if one.get("args") == self.state()["args"]), {})
         held = saved.get("attributes", {}).get("held")
         if held and state.global_step:
             self._schedule.load_state_dict(held)

@@ -30,7 +30,8 @@ class Prune(Callback):  # type: ignore[misc]
     Args:
         final: As in `Schedule`: a share, `{layer: share}`, `{layer: (pattern, share)}` or an `Advice`.
         steps: Optimizer steps until `final` is reached; by default all of the training.
-        finalize: At the end make the zeros part of the weights and take the masks off.
+        finalize: At the end make the zeros part of the weights and take the masks off. Checkpoints
+            have masks: to load one afterwards, in `trainer.test(ckpt_path="best")`, leave this off.
         options: `every`, `pattern`, `scope`, `score` and `exclude` of `Schedule`.
     """
 
@@ -56,6 +57,7 @@ class Prune(Callback):  # type: ignore[misc]
         self._schedule = Schedule(pl_module, self._final, int(steps), **self._options)
         if self._loaded is not None:
             self._schedule.load_state_dict(self._loaded)
+            self._loaded = None
         self._seen = trainer.global_step
 
     def on_train_batch_end(self, trainer: Any, *_: Any, **__: Any) -> None:

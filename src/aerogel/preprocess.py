@@ -86,42 +86,38 @@ class Recipe:
 
     def decoded(self, encoded: bytes) -> Array:
         """What the model takes of an encoded image; NoImage says why it is none."""
-        from PIL import Image, UnidentifiedImageError
-
+        pillow = _pillow()
         if len(encoded) > MOST_BYTES:
             raise NoImage(f"{len(encoded)} bytes; an image has at most {MOST_BYTES}")
         try:
-            with Image.open(io.BytesIO(encoded), formats=FORMATS) as image:
+            with pillow.open(io.BytesIO(encoded), formats=FORMATS) as image:
                 _fits(image.size)
                 return self._taken(image)
         except NoImage:
             raise
-        except UnidentifiedImageError:
+        except pillow.UnidentifiedImageError:
             raise NoImage("not an image: no format that is known") from None
         except Exception as why:  # Pillow raises what it meets: OSError, SyntaxError, struct.error, ...
             raise NoImage(f"not an image that can be read: {type(why).__name__}: {str(why)[:120]}") from None
 
     def applied(self, pixels: Array) -> Array:
         """The same of an image as bytes a pixel: height x width x channels, or height x width."""
-        from PIL import Image
-
+        pillow = _pillow()
         if pixels.dtype != np.uint8 or pixels.ndim not in (2, 3) or not pixels.size:
             raise NoImage(f"an image is uint8, height x width x channels, not {pixels.dtype} {pixels.shape}")
         _fits(pixels.shape[:2])
         try:
-            return self._taken(Image.fromarray(pixels[..., 0] if pixels.shape[2:] == (1,) else pixels))
+            return self._taken(pillow.fromarray(pixels[..., 0] if pixels.shape[2:] == (1,) else pixels))
         except (TypeError, ValueError) as why:
             raise NoImage(f"not an image that can be read: {why}") from None
 
     def _taken(self, image: Any) -> Array:
-        from PIL import Image
-
         image = image.convert("L" if self.channels == 1 else "RGB")
         _fits(image.size)
         if self.resize:
             width, height = _resized(image.size, self.resize)
             _fits((width, height))
-            image = image.resize((width, height), Image.Resampling.BILINEAR)
+            image = image.resize((width, height), _pillow().Resampling.BILINEAR)
         if self.crop:
             height, width = self.crop[0], self.crop[-1]
             _fits((width, height))
@@ -134,6 +130,14 @@ class Recipe:
         if self.std:
             pixels = pixels / np.asarray(self.std, np.float32)
         return np.ascontiguousarray(pixels.transpose(2, 0, 1))
+
+
+def _pillow() -> Any:
+    try:
+        import PIL.Image
+    except ImportError:
+        raise AerogelError("reading images needs Pillow: pip install aerogel[images]") from None
+    return PIL.Image
 
 
 def _fits(size: tuple[int, ...]) -> None:

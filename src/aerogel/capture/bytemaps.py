@@ -61,8 +61,8 @@ def between(node: Node, shapes: Shapes) -> tuple[str, ...]:
     if node.op.rpartition(".")[0] in UNARY:
         return names if len(names) == 1 and isinstance(node.args[0], Ref) else ()
     if node.op == "aten.add.Tensor":
-        same = len(names) == 2 and not node.kwargs and shapes[names[0]] == shapes[names[1]]
-        return names if same and shapes[names[0]] == shapes[node.name] else ()
+        sizes = [shapes.get(name) for name in (*names, node.name)]
+        return names if len(names) == 2 and not node.kwargs and sizes[1:] == sizes[:-1] else ()
     pool = pooling_of(node)
     if pool is None or pool.kind != "average" or len(shapes[names[0]]) != 4:
         return ()

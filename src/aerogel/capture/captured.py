@@ -59,6 +59,19 @@ class Captured:
                 )
         return given
 
+    def sample(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+        """The same of a call that may also name every input, or give all in order, whatever the example
+        names."""
+        try:
+            return self.flat(args, kwargs)
+        except ShapeError:
+            names = self.graph.inputs
+            if not args and kwargs.keys() == {*names}:
+                return [kwargs[name] for name in names]
+            if not kwargs and len(args) == len(names):
+                return list(args)
+            raise
+
     def misfit(self, inputs: list[Any], where: str = "cpu") -> str | None:
         """None where the graph answers a call with these inputs, else why not. `where` is the kind of device
         of its tensors."""

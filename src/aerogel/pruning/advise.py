@@ -116,15 +116,16 @@ def advise(
     model = as_weights(private(a_module(model, "advise"), call))
     points = list(product(dict.fromkeys(kinds), sorted(set(shares))))
     with shown(progress) as line, torch.no_grad():
-        network, _ = network_of(model, call, None, line)
+        here, (there, *samples) = backend.host(model, [call, *(samples or [])])
+        network, _ = network_of(here, there, None, line)
         if not network.convs():
             raise InvalidArgument(
                 "the model has no convolution or Linear that kernels of ours take: pruning it gains nothing"
             )
-        floats, inputs = network, network.captured.flat(*call)
+        floats, inputs = network, network.captured.flat(*there)
         if dtype == torch.int8:
             dtype = None
-            network, *_ = quantized(network, inputs, fit(network, samples or [call]), backend, line)
+            network, *_ = quantized(network, inputs, fit(network, samples or [there]), backend, line)
         pruned = _Pruned(floats, network)
         shapes = network.shapes(inputs)
         problems = {node.name: problem(node, shapes) for node in network.convs()}

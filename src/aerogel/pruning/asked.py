@@ -86,13 +86,13 @@ def chosen(
     if lazy:
         raise InvalidArgument(f"'{lazy[0]}' has no weight yet: call the model once on an example first")
     for name, one in wanted.items():
-        why = _why_not(one.module, score)
+        why = why_not(one.module, score)
         if why:
             raise InvalidArgument(f"'{name}' {why}")
     return wanted
 
 
-def _why_not(module: nn.Module, score: str) -> str:
+def why_not(module: nn.Module, score: str) -> str:
     """What keeps a layer from being pruned: its weight is not there, or computed from others; "" where
     nothing does."""
     weight: Any = module.weight

@@ -52,6 +52,7 @@ class Sums:
 
     def add(self, x: Tensor, y: Tensor) -> None:
         """Patches (groups x pixels x positions) and answers (pixels x filters)."""
+        x, y = x.cpu(), y.cpu()
         y = y.double().reshape(len(y), len(self.gram), -1).transpose(0, 1)
         for some, own in zip(torch.split(x, AT_ONCE, 1), torch.split(y, AT_ONCE, 1), strict=True):
             some = some.double()

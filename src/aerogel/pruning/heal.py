@@ -25,7 +25,7 @@ from aerogel.pruning.held import attached
 from aerogel.pruning.loss import Loss, with_zeros
 from aerogel.pruning.mistakes import a_count, a_module, real, walkable
 from aerogel.pruning.norms import estimate
-from aerogel.runtime.eager import images
+from aerogel.runtime.eager import images, seed
 
 LOOKS, PATIENCE = 10, 3
 """How often held out calls are looked at, and after how many looks without gain it is enough."""
@@ -77,7 +77,7 @@ def heal(
     device = next(model.parameters()).device
     random = torch.random.fork_rng([device] if device.type == "cuda" else [])
     with random, shown(progress) as line, inference(model), inference(teacher):
-        torch.manual_seed(0)
+        seed(next(model.parameters()))
         given = walkable(inputs, "inputs", "heal(model, [x1, x2, ...], teacher=teacher)")
         held, calls, count = _parted(given)
         loss = Loss(model, teacher, dtype)
@@ -87,7 +87,7 @@ def heal(
                 mask = attached(layer)
                 mask.mask &= torch.as_tensor(layer.weight) != 0
             best = _Best(model, loss, held, before)
-            some = islice(calls, min(count, ceil_div(SETTLED, images(held[0]))))
+            some = islice(calls, min(count, ceil_div(SETTLED, max(1, images(held[0])))))
             estimate(model, [loss.call(sample) for sample in some])
             best.look()
             best.restore()  # statistics only where they bring it nearer
@@ -125,7 +125,9 @@ class _Best:
 
 def _train(best: _Best, loss: Loss, calls: Iterator[Any], steps: int, rate: float, line: Progress) -> None:
     """At most so many steps; then the model is as it was when it was best."""
-    optimizer = torch.optim.AdamW([p for p in best.model.parameters() if _trained(p)], rate)
+    trained = [p for p in best.model.parameters() if _trained(p)]
+    theirs = [p.grad for p in trained]
+    optimizer = torch.optim.AdamW(trained, rate)
     nearest, idle = math.inf, 0  # of the steps: they may lead away at first
     line.begin("healing", 1.0)
     try:
@@ -143,7 +145,8 @@ def _train(best: _Best, loss: Loss, calls: Iterator[Any], steps: int, rate: floa
             if idle == PATIENCE:
                 break
     finally:  # an interrupt too
-        optimizer.zero_grad()
+        for parameter, gradient in zip(trained, theirs, strict=True):
+            parameter.grad = gradient
         best.restore()
 
 
@@ -163,10 +166,15 @@ def _parted(inputs: Iterable[Any]) -> tuple[list[Any], Iterator[Any], int]:
     if not ahead:
         raise InvalidArgument("inputs has no call: heal(model, [x1, x2, ...], teacher=teacher)")
     count = max(len(ahead), length_hint(inputs, 0))
-    first = chain(ahead, source)
+    first: Iterator[Any] = chain(ahead, source)
     held = list(islice(first, 1))
     while len(held) < count // 4 and sum(map(images, held)) < ROWS:
-        held += islice(first, 1)
+        more = next(first, None)
+        if more is None:  # there are fewer than its length says
+            count = len(held)
+            held, first = held[: count // 4 or 1], iter(held[count // 4 or 1 :])
+            break
+        held.append(more)
     apart = count >= ENOUGH
     rest = _endless(first if apart else chain(held, first), inputs, len(held) if apart else 0)
     return held, rest, count

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from aerogel.pruning.layers import as_weight
+from aerogel.pruning.layers import as_weight, under
 from aerogel.pruning.mistakes import a_module
 from aerogel.runtime.weights import bake
 
@@ -50,7 +51,8 @@ def mark(module: nn.Module, kept: Tensor) -> None:
 
 
 def finalize(model: nn.Module) -> nn.Module:
-    """Make the masks part of the weights, in place: zeros stay, what held them goes.
+    """Make the masks part of the weights, in place: zeros stay, what held them goes. An optimizer goes on:
+    parameters are the same objects. Only layers that share one under different masks get one each.
 
     Example:
         >>> finished = aerogel.finalize(aerogel.prune(model, 0.9))
@@ -58,9 +60,28 @@ def finalize(model: nn.Module) -> nn.Module:
     Args:
         model: What `prune` or `Schedule` masked.
     """
-    for module in list(a_module(model, "finalize").modules()):
-        if parametrize.is_parametrized(module, "weight"):
-            held: Any = module.parametrizations
-            if any(isinstance(one, Mask) for one in held["weight"]):
-                bake(module)
+    found = {module: held for module in a_module(model, "finalize").modules() if (held := masks_of(module))}
+    owners = Counter(id(p) for module in model.modules() for p in module._parameters.values())
+    weights, kept = {module: under(module) for module in found}, dict[int, list[Tensor]]()
+    for module, held in found.items():
+        kept.setdefault(id(weights[module]), []).append(torch.stack([one.mask for one in held]).all(0))
+    for module, held in found.items():
+        weight, computed = weights[module], len(_over(module)) > len(held)
+        alike = kept[id(weight)]
+        bake(module)
+        if computed or owners[id(weight)] != len(alike) or not all(one.equal(alike[0]) for one in alike):
+            continue
+        weight.data.masked_fill_(~alike[0], 0)
+        module._parameters["weight"] = weight  # type: ignore[assignment]
     return model
+
+
+def masks_of(module: nn.Module) -> list[Mask]:
+    """The masks of a layer's weight."""
+    return [one for one in _over(module) if isinstance(one, Mask)]
+
+
+def _over(module: nn.Module) -> list[nn.Module]:
+    """What a weight goes through."""
+    held: Any = module.parametrizations if parametrize.is_parametrized(module, "weight") else {"weight": ()}
+    return list(held["weight"])

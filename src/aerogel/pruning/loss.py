@@ -54,7 +54,12 @@ class Loss:
     def learn(self, sample: Any) -> None:
         """Gradients of one call."""
         with torch.enable_grad():
-            self._loss(sample).backward()  # type: ignore[no-untyped-call]
+            far = self._loss(sample)
+        if not far.requires_grad:
+            raise InvalidArgument(
+                "the model's answers have no gradient: its forward() runs under no_grad or detaches them"
+            )
+        far.backward()  # type: ignore[no-untyped-call]
 
     def mean(self, samples: list[Any]) -> float:
         """Over these calls; what is no number is infinitely far."""

@@ -8,7 +8,6 @@ as long as the blocks that would stay gain by it.
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from aerogel.backends import backend_of
 from aerogel.errors import AerogelError, InvalidArgument
 from aerogel.progress import Progress
 from aerogel.pruning.asked import Asked
@@ -27,7 +27,7 @@ from aerogel.pruning.masks import as_block
 from aerogel.pruning.ties import INPUT, Sets, Ties
 from aerogel.runtime.eager import alike, answer, as_call
 from aerogel.runtime.onnxmodel import OnnxModel
-from aerogel.runtime.private import private
+from aerogel.runtime.private import copied, private
 from aerogel.runtime.reading import network_of
 from aerogel.runtime.weights import as_weights
 
@@ -59,8 +59,9 @@ def permuted(model: nn.Module, args: Any, asked: Mapping[str, Asked], progress: 
         )
     call = as_call(args, None)
     progress.begin("reading the model", 0.1)
-    still = as_weights(copy.deepcopy(model)).eval()
-    captured = network_of(private(still, call), call, None)[0].captured
+    still = as_weights(copied(model)).eval()
+    here, (there,) = backend_of(call).host(private(still, call), [call])
+    captured = network_of(here, there, None)[0].captured
     ties = Ties(captured)
     places: dict[str, Place] = {}
     for name in ties.uses:
@@ -81,7 +82,7 @@ def permuted(model: nn.Module, args: Any, asked: Mapping[str, Asked], progress: 
     }
     _say(ties, layers, list(own.values()))
     orders = _orders(ties, places, layers, asked, next(iter(wide)), progress)
-    with inference(model):
+    with inference(model), torch.random.fork_rng(devices=[]):
         before = answer(model, call)
         _apply(ties, places, orders)
         if not alike(before, answer(model, call)):
@@ -222,7 +223,8 @@ def _apply(ties: Ties, places: Mapping[str, Place], orders: Mapping[int, Tensor]
         for dim, sets in ties.uses[name].items():
             if any(ties.root(number) in orders for number in sets):
                 index = _index(ties, sets, orders)
-                for tensor in place.tensors:
+                gradients = [t.grad for t in place.tensors if t.grad is not None]
+                for tensor in (*place.tensors, *gradients):
                     tensor.data.copy_(tensor.data.index_select(place.axes[dim], index.to(tensor.device)))
 
 

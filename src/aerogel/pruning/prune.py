@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from aerogel.errors import InvalidArgument
 from aerogel.progress import shown
 from aerogel.pruning.asked import FROM_DATA, Sparsity, chosen, masked
+from aerogel.pruning.gram import order
 from aerogel.pruning.held import mark
 from aerogel.pruning.layers import filters_first, under
 from aerogel.pruning.mistakes import several
@@ -65,20 +66,27 @@ def prune(
     each = isinstance(sparsity, Mapping) or hasattr(sparsity, "recipe")
     scope = "uniform" if each else scope or ("error" if score == "obs" else "uniform")
     asked = chosen(model, sparsity, pattern, scope, score, left_out)
+    if scope == "error" and score == "taylor":
+        raise InvalidArgument(
+            "scope 'error' goes with score 'magnitude', 'wanda' or 'obs': say scope='global'"
+        )
+    looks = score if score in FROM_DATA else "scope 'error'" if scope == "error" else ""
+    calls = calls_of(calibration, looks or score) if looks or calibration is not None else []
+    if calls:
+        calls = there(model, calls)
+        order(model, {}, calls[0])  # what does not run is said before anything changes
     if permute is not None:
         with shown(progress) as line, torch.no_grad():
             permuted(model, permute, asked, line)
-    if score in FROM_DATA or scope == "error":
-        calls = calls_of(calibration, score if score in FROM_DATA else "scope 'error'")
+    if looks:
         with shown(progress) as line:
             return repaired(model, asked, scope, score, calls, line)
     with torch.no_grad():
         scores = {name: _score(name, one.module, score) for name, one in asked.items()}
         for name, kept in masked(scores, asked, scope).items():
             mark(asked[name].module, kept)
-        if calibration is not None:
-            calls = calls_of(calibration, score)
-            estimate(model, there(model, calls))
+        if calls:
+            estimate(model, calls)
     return model
 
 

@@ -24,6 +24,7 @@ from aerogel.pruning.norms import settle
 from aerogel.pruning.shares import even
 from aerogel.pruning.walk import Lost, Walk
 from aerogel.runtime.eager import Call, images
+from aerogel.runtime.private import copied
 from aerogel.runtime.weights import as_weights
 
 
@@ -62,7 +63,10 @@ def there(model: nn.Module, calls: Iterable[Call]) -> list[Call]:
     """The calls on the model's device; those without an image are left out."""
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     moved = [pytree.tree_map_only(Tensor, lambda t: t.detach().to(device), call) for call in calls]
-    return [(args, kwargs) for args, kwargs in moved if images((args, kwargs))]
+    found = [(args, kwargs) for args, kwargs in moved if images((args, kwargs))]
+    if not found:
+        raise InvalidArgument("the inputs given hold no image: their first dimension is 0")
+    return found
 
 
 def repaired(
@@ -77,7 +81,7 @@ def repaired(
     middle leaves the model as it was."""
     with torch.no_grad():
         calls = there(model, given)
-        work = copy.deepcopy(model)
+        work = copied(model)
         _pruned(work, _of(work, asked), scope, score, calls, progress)
         for one in asked.values():
             attached(one.module)

@@ -29,6 +29,7 @@ from aerogel.ir import Array, Choice, Conv, Dtypes, Weight
 from aerogel.methods import BASELINE, METHODS
 from aerogel.progress import shown
 from aerogel.pruning import quartets
+from aerogel.pruning.asked import why_not
 from aerogel.pruning.held import attached
 from aerogel.pruning.layers import TRANSPOSED, prunable, under
 from aerogel.pruning.mistakes import a_module, a_number, a_score, a_share, real
@@ -158,16 +159,22 @@ def reprune(
 def _pruned(model: nn.Module, args: Any) -> list[tuple[str, nn.Module, Conv, Array]]:
     """Layers with zeros: name, module, problem and weight as a convolution's."""
     call = as_call(args, None)
-    network, _ = network_of(as_weights(private(model, call)), call, None)
-    shapes, modules = network.shapes(network.captured.flat(*call)), dict(prunable(model))
-    found = []
+    here, (there,) = backend_of(call).host(as_weights(private(model, call)), [call])
+    network, _ = network_of(here, there, None)
+    shapes, modules = network.shapes(network.captured.flat(*there)), dict(prunable(model))
+    found, seen = [], set[str]()
     for node in network.convs():
         module: Any = modules.get(node.layer or "")
         if module is None or isinstance(module, TRANSPOSED):  # its network has another weight
             continue
+        if node.layer in seen:  # runs again: it has one mask, and counts as where it runs first
+            continue
+        seen.add(node.layer or "")
         conv = problem(node, shapes)
-        weight = module.weight.detach().float().numpy().reshape(conv.weight_shape)
+        weight = module.weight.detach().float().cpu().numpy().reshape(conv.weight_shape)
         if 0 < np.count_nonzero(weight) < weight.size:
+            if why := why_not(module, "magnitude"):
+                raise InvalidArgument(f"'{node.layer}' {why}")
             found.append((node.layer or "", module, replace(conv, dtypes=Dtypes()), weight.copy()))
     return found
 

@@ -3,7 +3,6 @@ inputs given; layers are pruned where that gains most for least, repaired, heale
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
@@ -15,6 +14,7 @@ import torch
 from torch import nn
 
 from aerogel.arguments import dtype_of
+from aerogel.backends import backend_of
 from aerogel.errors import InvalidArgument
 from aerogel.progress import shown
 from aerogel.pruning.advise import IN_INT8, PATTERNS
@@ -29,6 +29,7 @@ from aerogel.pruning.stages import Stages, digest, finite
 from aerogel.pruning.steps import Score, Steps, Train
 from aerogel.runtime.eager import Call
 from aerogel.runtime.module import Compiled
+from aerogel.runtime.private import copied
 from aerogel.runtime.weights import as_weights
 
 AUTO = PATTERNS
@@ -108,9 +109,7 @@ def slim(
     share = 0.0 if sparsity is None else goal
     layers = chosen(a_module(model, "slim"), share, kinds[0], "uniform", "magnitude", left_out)
     calls = there(model, calls_of(inputs, "slim()"))
-    if in_int8 and any(kwargs for _, kwargs in calls):
-        raise InvalidArgument("int8 is calibrated by inputs in order: tensors, or tuples of them; not dicts")
-    dense = as_weights(copy.deepcopy(model)).eval()
+    dense = as_weights(copied(model)).eval()
     order(dense, {}, calls[0])  # what does not run is said before any work
     if train is None:
         with inference(dense):
@@ -119,7 +118,8 @@ def slim(
     if state is not None:
         asked = [goal, sparsity is None, most_lost, pattern, str(dtype_of(dtype)), left_out]
         said = {"goal": asked, "evaluate": _named(evaluate), "train": _named(train)}
-        stages.begin({**digest(dense, calls), **said})
+        machine = {} if sparsity is not None else {"machine": str(backend_of(calls[0]).target)}
+        stages.begin({**digest(dense, calls), **said, **machine})
     with shown(progress) as line:
         score = a_judge(evaluate, dense, calls)
         steps = Steps(dense, list(layers), calls, kinds, dtype, stages, minutes * 60, train, score, line)
@@ -204,7 +204,7 @@ def _enough(steps: Steps, tries: Sequence[Try], goal: float, low: float, high: f
         return "More zeros cost more of the score than may go."
     if len(tries) == TRIES:
         return f"{TRIES} steps were tried."
-    if steps.spent() + max(one.seconds for one in tries) > steps.seconds:
+    if not steps.judged(len(tries) + 1) and steps.spent() + max(one.seconds for one in tries) > steps.seconds:
         return "There was no time for another step."
     return ""
 

@@ -26,7 +26,7 @@ from aerogel.errors import AerogelError, InvalidFile
 from aerogel.pruning.advice import Point
 from aerogel.pruning.gram import inference
 from aerogel.pruning.judge import answers
-from aerogel.runtime.eager import Call
+from aerogel.runtime.eager import Call, seed
 
 Found = TypeVar("Found")
 MOST = 64 << 20
@@ -162,7 +162,7 @@ def digest(model: nn.Module, calls: Sequence[Call]) -> dict[str, Any]:
         leaves, form = pytree.tree_flatten(call)
         inputs.update(_words(form) + b"".join(map(_held, leaves)))
     with inference(model), torch.random.fork_rng([]):
-        torch.manual_seed(0)
+        seed(calls[0])
         answer = [value for one in answers(model, calls[:1]) for value in one]
     return {
         "model": weights.hexdigest(),

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from aerogel.arguments import dtype_of
 from aerogel.compiler import compile as compiled
@@ -78,7 +79,7 @@ class Steps:
     @property
     def _samples(self) -> list[Any] | None:
         """What int8 is calibrated by."""
-        return [args for args, _ in self._seen] if self.in_int8 else None
+        return [kwargs or args for args, kwargs in self._seen] if self.in_int8 else None
 
     def spent(self) -> float:
         """Seconds, those before a kill among them."""
@@ -182,6 +183,10 @@ class Steps:
 
         return self.stages.once(f"{name}-judged", judged, tried), model, fast
 
+    def judged(self, number: int) -> bool:
+        """Whether a step was done before a kill: it costs no time again."""
+        return self.stages.read(f"step-{number}-judged", list) is not None
+
     def _even(self, goal: float, known: Curves) -> dict[str, Point]:
         """For a share of zeros: each layer's by its error."""
         kind = self.patterns[0]
@@ -217,7 +222,7 @@ class Steps:
         each = COST * (time.monotonic() - began)
         left = HEALING * (self.seconds - (began - self._began))
         steps = min(STEPS, int(left / each))
-        if steps < FEWEST or not self._followed(model):
+        if steps < FEWEST or not self._followed(model) or not self._learns(model):
             return pruned
         samples = [kwargs or args for args, kwargs in self._seen]
         heal(model, samples, teacher=self.dense, steps=steps, progress=False)
@@ -228,6 +233,13 @@ class Steps:
         with inference(model), inference(self.dense):
             apart = (distance(answers(self.dense, [one]), answers(model, [one])) for one in self._seen)
             return all(far < FAR for far in apart)
+
+    def _learns(self, model: nn.Module) -> bool:
+        """Whether its answers have a gradient: all may be frozen, or forward() takes none."""
+        args, kwargs = self._seen[0]
+        with inference(model), torch.enable_grad():
+            found = pytree.tree_leaves(model(*args, **kwargs))
+        return any(isinstance(t, Tensor) and t.requires_grad for t in found)
 
     def compiled(self, model: nn.Module) -> Compiled:
         args, kwargs = self._timed_on

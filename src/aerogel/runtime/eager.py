@@ -124,8 +124,17 @@ def runner(model: torch.nn.Module, call: Call, way: Way = GRAPH) -> Callable[[],
 
 def answer(model: torch.nn.Module, call: Call, way: Way = GRAPH) -> Any:
     """What a model answers, from the same random numbers each time."""
-    torch.manual_seed(0)
+    seed(call)
     return runner(model, call, way)()
+
+
+def seed(call: Any) -> None:
+    """The same random numbers from here on, on the call's devices: those of others are the user's."""
+    tensors = [t for t in pytree.tree_leaves(call) if isinstance(t, torch.Tensor)]
+    if all(t.device.type == "cpu" for t in tensors):
+        torch.default_generator.manual_seed(0)
+    else:
+        torch.manual_seed(0)
 
 
 def memory_of(model: torch.nn.Module) -> frozenset[int]:

@@ -35,17 +35,17 @@ def private(model: Any, call: Call) -> nn.Module:
         raise InvalidArgument(
             f"compile() takes a torch.nn.Module or the path of an ONNX file, not {_described(model)}"
         )
-    copied = _copied(model.as_graph() if isinstance(model, HasGraph) else model)
-    if any(is_lazy(t) for t in (*copied.parameters(), *copied.buffers())):
-        _complete(copied, call)
-    _bake(copied)
-    if any(m.training for m in copied.modules()):
-        _same_in_training(copied, call)
-        copied.eval()
-    return copied
+    own = copied(model.as_graph() if isinstance(model, HasGraph) else model)
+    if any(is_lazy(t) for t in (*own.parameters(), *own.buffers())):
+        _complete(own, call)
+    _bake(own)
+    if any(m.training for m in own.modules()):
+        _same_in_training(own, call)
+        own.eval()
+    return own
 
 
-def _copied(model: nn.Module) -> nn.Module:
+def copied(model: nn.Module) -> nn.Module:
     """deepcopy, where tensors that are no leaves (weights that a hook computed) become what they are now."""
     memo: dict[int, Any] = {}
     for module in model.modules():

@@ -26,6 +26,11 @@ def new_values(fast: Compiled, state_dict: Mapping[str, Any], strict: bool) -> A
         )
     if fast.network is None or fast.how != GRAPH:
         raise AerogelError("this module runs the original model. Load the weights there, then compile again.")
+    if fast.network.meanings:
+        raise AerogelError(
+            "this module computes in int8, and new weights need new scales. Load the weights into the model, "
+            "then compile again with calibration."
+        )
     old, own = fast.network.captured, fast.original.state_dict()
     for name, value in state_dict.items():
         held = own.get(name)
