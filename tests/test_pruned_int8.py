@@ -113,6 +113,32 @@ def test_a_network_is_slimmed_in_int8(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(judged[-1], aerogel.Compiled), "the score is that of what runs in int8"
 
 
+class Alone(nn.Module):
+    """Does otherwise with a single image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = net()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.body(x)
+        return y if x.shape[0] > 1 else y * 1.0  # type: ignore[no-any-return]
+
+
+def test_batches_are_judged_in_int8() -> None:
+    """Compiled for one image the model would answer batches in floats."""
+    fast = list[aerogel.Compiled]()
+
+    def score(model: Any) -> float:
+        if isinstance(model, aerogel.Compiled):
+            fast.append(model)
+        return 1.0
+
+    aerogel.slim(Alone(), images(4), dtype="int8", sparsity=0.5, evaluate=score, budget_minutes=0.1)
+    assert fast
+    assert all(one.runs([images(4)[0]]) for one in fast)
+
+
 def weight(k: int, c: int, share: float) -> Any:
     rng = np.random.default_rng(0)
     full = rng.standard_normal((k, c, 3, 3)).astype(np.float32)

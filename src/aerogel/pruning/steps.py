@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 
 from aerogel.arguments import dtype_of
 from aerogel.compiler import compile as compiled
+from aerogel.errors import ShapeError, UnsupportedModel
 from aerogel.progress import Progress
 from aerogel.pruning.advice import Advice, Point
 from aerogel.pruning.advise import ROUNDS, advise
@@ -37,6 +38,8 @@ from aerogel.pruning.slimmed import Try
 from aerogel.pruning.stages import Stages, finite, points
 from aerogel.runtime.eager import Call, first_image, runner
 from aerogel.runtime.module import Compiled
+from aerogel.runtime.private import private
+from aerogel.runtime.reading import network_of
 from aerogel.tune.measure import interleaved
 
 SHARES = (0.5, 0.7, 0.8, 0.9, 0.95, MOST)
@@ -70,6 +73,8 @@ class Steps:
     def __post_init__(self) -> None:
         self._began = time.monotonic() - (self.stages.read("spent", partial(finite, low=0)) or 0.0)
         self._timed_on = timed_on(self.dense, self.calls[0])
+        if self.in_int8 and not _takes(self.dense, self._timed_on, self.calls[0]):
+            self._timed_on = self.calls[0]  # compiled for one image it would judge these in floats
         self._seen = self.calls[: -(len(self.calls) // 4)] if len(self.calls) > 3 else self.calls
 
     @property
@@ -256,6 +261,17 @@ class Steps:
             return fast.plan.model.p50_us, fast.speedup
         ours, dense = interleaved([runner(m, self._timed_on) for m in (fast, self.dense)], ROUNDS)
         return float(np.median(ours)), float(np.median(np.divide(dense, ours)))
+
+
+def _takes(model: nn.Module, one: Call, call: Call) -> bool:
+    """Whether what is compiled for one call runs another: a model may do otherwise with a single image."""
+    try:
+        captured = network_of(private(model, one), one, None)[0].captured
+        return captured.misfit(captured.sample(*call)) is None
+    except ShapeError:
+        return False
+    except UnsupportedModel:  # compile() says so
+        return True
 
 
 def timed_on(model: nn.Module, call: Call) -> Call:
