@@ -106,6 +106,21 @@ def done(parts: dict[int, dict[str, Any]], name: str) -> tuple[int, int]:
     return min(passed.values()), failed
 
 
+def _long(lines: list[dict[str, Any]], commits: set[str]) -> dict[str, dict[str, int]]:
+    """What the long runs of these commits count, as a night's part counts it."""
+    found: dict[str, dict[str, int]] = {}
+    for line in lines:
+        if line.get("commit") not in commits or line["kind"] not in ("stress", "soak"):
+            continue
+        wrong = sum(line.get(what, 0) for what in ("wrong", "errors", "hangs")) or len(line.get("grew", ()))
+        own = {"soak calls": line["calls"], "soak compiles": line["compiles"]}
+        own = {"stress, seconds": round(60 * line["minutes"])} if line["kind"] == "stress" else own
+        found |= {
+            name: {"passed": 0 if wrong else many, "failed": wrong and many} for name, many in own.items()
+        }
+    return found
+
+
 def row(parts: dict[int, dict[str, Any]], name: str) -> tuple[str, str]:
     """A line of the table, and what is missing, in words."""
     passed, failed = done(parts, name)
@@ -128,20 +143,19 @@ def page(lines: list[dict[str, Any]], plot: bool) -> str:
         "",
     ]
     text += [_said(parts, of), ""]
-    rows = [row(parts, name) for name in WHAT]
+    counted = {**parts, 0: {"counts": _long(lines, {line["commit"] for line in parts.values()})}}
+    rows = {name: row(counted, name) for name in WHAT}
     text += [
         "| name | what, and how it passes | full count | passed at this commit |",
         "|---|---|---|---|",
-        *(r for r, _ in rows),
+        *(said for name, (said, _) in rows.items() if any(done(counted, name))),
         "",
-    ]
-    text += [
-        "Counts of kernels hold on every ISA of the machine. CI takes a tenth of them at most, with seeds "
-        "of its own for each commit.",
+        "Counts of kernels hold on every ISA of the machine. CI takes a tenth of all at most, with seeds of "
+        "its own for each commit; what stands below has been run by CI alone at this commit.",
         "",
     ]
     gone = [f"part {k} of {of}" for k in range(1, of + 1) if k not in parts]
-    missing = [why for _, why in rows if why]
+    missing = [f"{why} ({WHAT[name]})" for name, (_, why) in rows.items() if why]
     text += ["## What is missing", "", *(f"- {one}" for one in (*gone, *missing) or ("nothing",)), ""]
     for kind in dict.fromkeys(line["kind"] for line in lines if line["kind"] != "nightly"):
         text += [
