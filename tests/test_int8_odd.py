@@ -108,7 +108,7 @@ class Scaled(nn.Module):
 
 def test_calibration_in_order_or_by_name() -> None:
     model, x, scale = Scaled().eval(), torch.randn(2, 4, 9, 9), torch.ones(1, 1, 1, 1)
-    samples: tuple[Any, ...] = ((x, scale), {"x": x, "scale": scale})
+    samples: tuple[Any, ...] = ((x, scale), {"scale": scale, "x": x})
     found = [
         aerogel.compile(model, (x,), {"scale": scale}, dtype="int8", calibration=[one], tune="off")
         for one in samples
