@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 import aerogel
+from aerogel.capture import interpret
 from aerogel.errors import InvalidArgument
 
 
@@ -87,6 +90,33 @@ def test_what_stands_between_layers_in_int8(model: nn.Module, batch: int) -> Non
     assert far < 0.05
     assert len(fast.notes) == 1, fast.notes
     assert "layers in int8; one alone loses at most" in fast.notes[0]
+
+
+class Waves(nn.Module):
+    """One dimension: pooled, added, laid side by side, looked up, enlarged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv1d(4, 16, 5, 2, 2), nn.Conv1d(16, 16, 3, 1, 1)
+        self.each, self.c = nn.Conv1d(16, 16, 3, 1, 1, groups=16), nn.Conv1d(32, 12, 3, 1, 2, 2)
+        self.d = nn.Conv1d(12, 8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.max_pool1d(torch.relu(self.a(x)), 2)
+        z = torch.relu(self.b(y) + y)
+        z = F.interpolate(torch.cat([z, F.silu(self.each(z))], 1), scale_factor=2)
+        return self.d(F.silu(self.c(z))).mean(2)  # type: ignore[no-any-return]
+
+
+def test_layers_of_one_dimension(tmp_path: Path) -> None:
+    x = torch.randn(3, 4, 64)
+    fast, far = in_eight(Waves(), x)
+    assert far < 0.1
+    assert fast.notes[0].startswith("5 layers in int8"), fast.notes
+    graph, constants = fast.network.graph, fast.network.real()
+    assert torch.equal(fast(x), fast.network.outputs(interpret.run(graph, constants, [x]))[0])
+    aerogel.save(fast, tmp_path / "waves.aero")
+    assert torch.equal(aerogel.load(tmp_path / "waves.aero")(x[:2]), fast(x[:2]))
 
 
 def test_calibration_without_images_is_said() -> None:

@@ -55,7 +55,7 @@ def all_apart(graph: Graph) -> Graph:
 
 def between(node: Node, shapes: Shapes) -> tuple[str, ...]:
     """The maps that a node reads which bytes are enough for; none for most nodes."""
-    if node.conv is not None or len(shapes.get(node.name, ())) not in (2, 4):
+    if node.conv is not None or len(shapes.get(node.name, ())) not in (2, 3, 4):
         return ()
     names = tuple(references((node.args, tuple(node.kwargs.values()))))
     if node.op.rpartition(".")[0] in UNARY:

@@ -30,8 +30,8 @@ MOST = 0.1
 """Of a layer's output, root mean square, that int8 may lose."""
 SEEN = 1 << 18
 """Numbers of a map that are looked at, of all inputs together."""
-_RANKS = (2, 4)
-"""Dimensions of features and of images."""
+_RANKS = (2, 3, 4)
+"""Dimensions of features, of signals and of images."""
 CUTS = tuple(2.0 ** (-i / 8) for i in range(17))
 """Shares of a range that are tried."""
 
