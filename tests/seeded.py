@@ -43,19 +43,13 @@ METHOD = {
 METHOD["methods/actsparse/cpu.py"] = "actsparse"
 QUADS, QUADS_CPU, INT8 = "codegen/cpu/bytewise.py", "methods/quads/cpu.py", "tests/test_int8.py::"
 FOURS = "formats/fours.py"
-METHOD |= {
-    QUADS: "quads",
-    QUADS_CPU: "quads",
-    FOURS: "quads",
-    "codegen/cpu/products.py": "quads",
-    "codegen/cpu/narrow.py": "quads",
-}
+PRODUCTS, NARROW = "codegen/cpu/products.py", "codegen/cpu/narrow.py"
+METHOD |= dict.fromkeys((QUADS, QUADS_CPU, FOURS, PRODUCTS, NARROW), "quads")
 WEAVING, FINISH, DEPTHWISE = "codegen/cpu/weaving.py", "codegen/cpu/finish.py", "methods/depthwise/cpu.py"
 METHOD |= dict.fromkeys((WEAVING, FINISH, DEPTHWISE), "depthwise")
 MAPS, NEON = "tests/test_bytemaps.py::", "tests/test_neon.py::test_a_sample_runs_right_under_qemu"
 SAME, RUNS = "tests/test_same_answers.py::", "tests/test_whatever_runs.py::"
-PERMUTE, BYTES8 = "tests/test_permute.py::", "tests/test_pruned_int8.py::"
-THEIRS = "tests/test_theirs.py::"
+PERMUTE, BYTES8, THEIRS = "tests/test_permute.py::", "tests/test_pruned_int8.py::", "tests/test_theirs.py::"
 IDLE = (("idle-special", 60, "1"), ("idle", 60, "1"))
 
 FAULTS = (
@@ -353,9 +347,9 @@ FAULTS = (
     Fault("runtime/onnxmodel.py", "            for name in last_used:\n                del values[name]\n", "", "values are kept until the call ends", "tests/test_onnxmodel.py::test_values_are_let_go_after_their_last_use"),
     Fault("cli/calibration.py", "held = np.load(file, allow_pickle=False)", "held = np.load(file, allow_pickle=True)", "calibration arrays may run anything", "tests/test_cli_prune.py::test_calibration_that_cannot_be_used"),
     Fault(QUADS, "total[own] = one(b.add(at, I64(i)), total[own])", "total[own] = one(at, total[own])", "the unrolled loop reads one block of weights four times"),
-    Fault("codegen/cpu/products.py", "b.ashr(b.shl(weight, self.eight), self.eight), b.ashr(weight, self.eight)", "b.ashr(b.shl(weight, self.eight), self.eight), b.lshr(weight, self.eight)", "odd weights lose their sign"),
+    Fault(PRODUCTS, "b.ashr(b.shl(weight, self.eight), self.eight), b.ashr(weight, self.eight)", "b.ashr(b.shl(weight, self.eight), self.eight), b.lshr(weight, self.eight)", "odd weights lose their sign"),
     Fault(FINISH, "return self.e.splat(self.b.mul(self.zero, I32(EVERY_BYTE)), self.lanes)", "return self.e.splat(I32(0), self.lanes)", "borders hold 0 and not the byte that means it"),
-    Fault("codegen/cpu/narrow.py", 'four = b.select(b.icmp_unsigned(">", low, four), low, four)', "four = four", "bytes are lower than the lowest"),
+    Fault(NARROW, 'four = b.select(b.icmp_unsigned(">", low, four), low, four)', "four = four", "bytes are lower than the lowest"),
     Fault(QUADS, "return b.fsub(number, e.splat(zero, lanes))", "return b.fsub(number, e.splat(F32(_LARGE), lanes))", "the zero point of a residual is forgotten"),
     Fault(QUADS, "kept = [e.at(scratch, b.mul(b.sub(k, b.mul(low, I64(QUAD))), far)) for k in own]", "kept = [scratch for _ in own]", "all filters share one place for partial sums"),
     Fault(FINISH, "within = b.select(b.icmp_signed(\">\", self.zero, low), self.zero, low)", "within = low", "a ReLU at the end does nothing"),
@@ -378,7 +372,7 @@ FAULTS = (
     Fault(FINISH, 'v = b.select(b.fcmp_ordered(">", v, high), high, v)\n        whole', "whole", "bytes of a depthwise layer wrap at the high end"),
     Fault(FINISH, "b.sitofp(b.sub(byte, e.splat(self.beside_zero, lanes)), ", "b.sitofp(byte, ", "the zero point of a depthwise layer's residual is forgotten"),
     Fault(FINISH, "constant(lanes, 3.0)), constant(lanes, 6.0))", "constant(lanes, 2.0)), constant(lanes, 6.0))", "Hardswish of bytes is shifted"),
-    Fault("codegen/cpu/products.py", "own = b.xor(x, signs) if self.shifted else x", "own = x", "SDOT takes bytes above 127 for negative ones", NEON),
+    Fault(PRODUCTS, "own = b.xor(x, signs) if self.shifted else x", "own = x", "SDOT takes bytes above 127 for negative ones", NEON),
     Fault(QUADS_CPU, "return (SHIFT * summed).astype(np.int32)", "return (0 * summed).astype(np.int32)", "what SDOT takes from x is not given back", NEON),
     Fault("codegen/cpu/table.py", "b.lshr(at, self._every(4))", "b.lshr(at, self._every(5))", "a table answers from another sixteen", MAPS + "test_every_byte_through_every_table"),
     Fault("codegen/cpu/quadwise.py", 'b.store(b.select(e.lanes_of(a["live"], v, lanes), made, zeros)', "b.store(made", "the border of a map that went through a table holds the answer to zero", MAPS + "test_tables"),

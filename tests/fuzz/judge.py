@@ -7,6 +7,7 @@ import re
 import tempfile
 import time
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -84,12 +85,13 @@ def judge(spec: Spec) -> Result:
 
 def _judge(spec: Spec, result: Result, folder: Path) -> None:
     order = [*spec.calls, spec.calls[1], spec.calls[2], spec.calls[0]]
-    truth = Exported(spec, folder).answers(order) if spec.onnx else eager_answers(spec, order)
+    answers = Exported(spec, folder).answers if spec.onnx else partial(eager_answers, spec)
+    truth = answers(order)
     model: Any = str(folder / "net.onnx") if spec.onnx else spec.build()
     before, example = None if spec.onnx else snapshot(model), spec.example()
     torch.manual_seed(0)
     answering = sum(answer.raised is None for answer in truth[:4])
-    if not spec.onnx and eager_answers(spec, [spec.example])[0].raised is not None:
+    if answers([spec.example])[0].raised is not None:
         result.how = "eager refuses the example"
         return
     try:
