@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -203,3 +203,14 @@ def small() -> Any:
 
     model, x = sparse(Small()), torch.randn(1, 3, 64, 64)
     return model, aerogel.compile(model, x, tune="off"), x
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Where others run beside it, two threads wait for each other, and timings are whatever they are."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

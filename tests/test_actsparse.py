@@ -3,7 +3,6 @@ changes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -220,15 +219,6 @@ def test_plans_and_files_keep_what_was_measured(tmp_path: Path) -> None:
     assert "falls back where more than 50%" in str(aerogel.explain(again, verbose=True))
     assert "90 % of its input's elements" in str(aerogel.explain(again, verbose=True))
     assert "90 % of vectors of pixels" in aerogel.explain(again)._repr_html_()
-
-
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """Timings of two threads on a machine that runs other tests are whatever they are."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.usefixtures("one_thread")

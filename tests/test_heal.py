@@ -17,14 +17,7 @@ import aerogel
 from aerogel import AerogelError
 from aerogel.pruning.loss import _apart
 
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Small maps: threads would only wait for each other."""
-    many = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(many)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def net() -> Any:

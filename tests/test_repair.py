@@ -6,7 +6,6 @@ from __future__ import annotations
 import copy
 import subprocess
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -24,14 +23,7 @@ from aerogel.pruning.masks import masks
 from aerogel.pruning.obs import RIDGE, Problem, costs, fitted, mask
 from tests import counts
 
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Where others run beside it, two threads wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 KINDS: dict[str, tuple[nn.Module, tuple[int, ...]]] = {

@@ -4,7 +4,6 @@ another number of times in each call, inputs changed in place, NaN, batch norm t
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -22,15 +21,12 @@ from aerogel.pruning.layers import prunable
 from aerogel.pruning.masks import masks
 from aerogel.pruning.norms import estimate
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 
 @pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Where others run beside it, two threads wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
+def seeded() -> None:
     torch.manual_seed(0)
-    yield
-    torch.set_num_threads(before)
 
 
 def data(*shape: int, seed: int = 0) -> Tensor:

@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +21,12 @@ from aerogel.pruning.steps import Steps, timed_on
 from aerogel.runtime.eager import first_image
 from tests import counts
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 
 @pytest.fixture(autouse=True)
-def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """One thread: where others run beside it, two wait for each other. And little healing."""
+def little_healing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("aerogel.pruning.steps.STEPS", 20)
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def net() -> nn.Sequential:

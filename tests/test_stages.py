@@ -16,7 +16,9 @@ from aerogel import AerogelError
 from aerogel.pruning.stages import Stages, digest
 from aerogel.pruning.steps import Steps
 from tests.test_slim import Half, calls, net, weights
-from tests.test_slim import small as small
+from tests.test_slim import little_healing as little_healing
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def test_what_is_damaged_in_a_folder_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

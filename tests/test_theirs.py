@@ -22,15 +22,12 @@ from aerogel.pruning.asked import chosen
 from aerogel.pruning.held import masks_of
 from aerogel.pruning.permute import permuted
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 
 @pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Where others run beside it, two threads wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
+def seeded() -> None:
     torch.manual_seed(0)
-    yield
-    torch.set_num_threads(before)
 
 
 def net() -> Any:
