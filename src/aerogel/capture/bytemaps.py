@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from aerogel.capture import interpret
-from aerogel.capture.nodes import Shapes, pooled_shape, pooling_of
+from aerogel.capture.nodes import RANKS, Shapes, pooled_shape, pooling_of
 from aerogel.errors import InvalidFile
 from aerogel.ir import Add, Average, Graph, Node, Quantized, Ref, Table, references
 from aerogel.ir.bytemaps import LARGEST
@@ -55,7 +55,7 @@ def all_apart(graph: Graph) -> Graph:
 
 def between(node: Node, shapes: Shapes) -> tuple[str, ...]:
     """The maps that a node reads which bytes are enough for; none for most nodes."""
-    if node.conv is not None or len(shapes.get(node.name, ())) not in (2, 3, 4):
+    if node.conv is not None or len(shapes.get(node.name, ())) not in RANKS:
         return ()
     names = tuple(references((node.args, tuple(node.kwargs.values()))))
     if node.op.rpartition(".")[0] in UNARY:

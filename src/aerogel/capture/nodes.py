@@ -14,6 +14,10 @@ Meanings = Mapping[str, Quantized]
 """What the bytes of each map in int8 mean."""
 
 
+RANKS = (2, 3, 4)
+"""Dimensions of what counts as images: features, signals, images."""
+
+
 def image_shape(shape: tuple[int, ...]) -> Shape:
     """(n, c, l) counts as (n, c, 1, l), features (n, c) as (n, c, 1, 1)."""
     rows, columns = {2: (1, 1), 3: (1, shape[-1])}.get(len(shape), shape[2:])

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from aerogel.capture import interpret, pieces
-from aerogel.capture.nodes import pooled_shape, pooling_of, problem
+from aerogel.capture.nodes import RANKS, pooled_shape, pooling_of, problem
 from aerogel.errors import AerogelError, InvalidFile, ShapeError
 from aerogel.ir import IN_BYTES, INT8, QUAD, Average, Graph, Node, Ref, ceil_div, references, round_up
 from aerogel.ir.quantized import HEADER
@@ -217,7 +217,7 @@ def _of_bytes(node: Node, values: Mapping[str, Any]) -> torch.Tensor:
     wanted = {"u8.add": [tuple(maps[0].shape)], "u8.table": [(256,)], "u8.average": []}[node.op]
     if [tuple(m.shape) for m in maps[1:]] != wanted or any(m.dtype != torch.uint8 for m in maps):
         shape = None
-    if shape is None or len(maps[0].shape) not in (2, 3, 4):
+    if shape is None or len(maps[0].shape) not in RANKS:
         raise ShapeError(f"node '{node.name}': {node.op} on {[tuple(m.shape) for m in maps]}")
     numbers = isinstance(how, Average) and how.y is None
     return torch.empty(shape, dtype=torch.float32 if numbers else torch.uint8, device=META)

@@ -74,13 +74,12 @@ def repaired(
     asked: Mapping[str, Asked],
     scope: str,
     score: str,
-    given: Sequence[Call],
+    calls: Sequence[Call],
     progress: Progress,
 ) -> nn.Module:
     """The model pruned by what its layers are given, in place. The work is done on a copy: what fails in the
     middle leaves the model as it was."""
     with torch.no_grad():
-        calls = there(model, given)
         work = copied(model)
         _pruned(work, _of(work, asked), scope, score, calls, progress)
         for one in asked.values():

@@ -20,7 +20,7 @@ from aerogel.capture import interpret
 from aerogel.capture.bytemaps import all_apart, apart
 from aerogel.capture.int8 import alone, follows, in_int8
 from aerogel.capture.network import Network
-from aerogel.capture.nodes import Shapes, problem
+from aerogel.capture.nodes import RANKS, Shapes, problem
 from aerogel.errors import InvalidArgument
 from aerogel.ir import F32, Array, Graph, Node, Quantized, Stats, references
 from aerogel.methods import BASELINE, METHODS
@@ -30,8 +30,6 @@ MOST = 0.1
 """Of a layer's output, root mean square, that int8 may lose."""
 SEEN = 1 << 18
 """Numbers of a map that are looked at, of all inputs together."""
-_RANKS = (2, 3, 4)
-"""Dimensions of features, of signals and of images."""
 CUTS = tuple(2.0 ** (-i / 8) for i in range(17))
 """Shares of a range that are tried."""
 
@@ -97,7 +95,7 @@ def _able(node: Node, shapes: Shapes, outputs: Collection[str], backend: Backend
     two classes that are nearly alike one must be the larger."""
     if node.name in outputs and len(shapes[node.name]) == 2:
         return False
-    if node.conv is None or node.conv.dtypes != F32 or len(shapes[node.name]) not in _RANKS:
+    if node.conv is None or node.conv.dtypes != F32 or len(shapes[node.name]) not in RANKS:
         return False
     conv = in_int8(problem(apart(node)[0], shapes))
     forms = (backend.form(name) for name in METHODS if name != BASELINE)
@@ -120,7 +118,7 @@ class _Ranges:
         self._most = most
         self._home: dict[str, str] = {}
         self._seen: dict[str, _Range] = {}
-        self._maps = [name for name, shape in shapes.items() if len(shape) in _RANKS]
+        self._maps = [name for name, shape in shapes.items() if len(shape) in RANKS]
         for node in graph.nodes:
             for name in follows(node, shapes):
                 self._home[self._root(name)] = self._root(node.name)
