@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from aerogel import AerogelError
 from tests import counts
 
 ROOT = Path(__file__).parent.parent
@@ -62,6 +63,37 @@ def test_other_loops(how: str, tmp_path: Path) -> None:
     done = run([*dying, how, str(broken)], 1)
     assert done.returncode == 0, done.stderr[-3000:]
     assert gone(same(whole / "weights.pt", broken / "weights.pt")) == pytest.approx([0.75, 0.9], abs=0.01)
+
+
+def test_a_trainer_that_makes_its_model_late(tmp_path: Path) -> None:
+    """It reads a checkpoint before there are masks; several callbacks each go on with their own."""
+    transformers = pytest.importorskip("transformers")
+    from aerogel.huggingface import Prune
+    from tests.trainers import Net, Rows
+
+    class Late(Net):
+        _keys_to_ignore_on_save = None  # as transformers' own models have
+
+    def trainer(folder: str, steps: int, **more: Any) -> Any:
+        args = transformers.TrainingArguments(
+            str(tmp_path / folder),
+            max_steps=steps,
+            save_steps=2,
+            report_to=[],
+            use_cpu=True,
+            disable_tqdm=True,
+        )
+        return transformers.Trainer(args=args, train_dataset=Rows(), **more)
+
+    trainer("late", 4, model_init=Late, callbacks=[Prune(0.5)]).train()
+    with pytest.raises(AerogelError, match="a model in place of model_init"):
+        trainer("late", 6, model_init=Late, callbacks=[Prune(0.5)]).train(resume_from_checkpoint=True)
+    for steps, resumed in ((4, False), (6, True)):
+        model: Any = Net()
+        both = [Prune({"body.0": 0.5}), Prune({"body.3": 0.75})]
+        trainer("both", steps, model=model, callbacks=both).train(resume_from_checkpoint=resumed)
+        zeros = [float((model.body[at].weight == 0).float().mean()) for at in (0, 3)]
+        assert zeros == pytest.approx([0.5, 0.75], abs=0.01)
 
 
 @pytest.mark.parametrize("how", ["ddp", "fsdp"])
