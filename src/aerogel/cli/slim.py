@@ -85,9 +85,9 @@ def slim(
     on inputs that are kept for it. Where it drops too far, less is tried; where every step drops too far,
     nothing is written and the exit code is 1.
 
-    A call has the batch that --shape says, best 16 or more; what is timed is one image.
+    --shape names the batch in which calibration runs, best 16 or more; the speedup is measured on one image.
 
-    Example:  aerogel slim model.onnx -o slim.onnx --calibration photos --preprocess "resize=256 crop=224"
+    Example:  aerogel slim model.onnx -o slim.onnx --calibration photos --preprocess "mean=0.5 std=0.5"
     """
     asked = _asked(speedup, sparsity, calibration, max_drop, minutes)
     with in_words():
