@@ -28,8 +28,8 @@ def chosen() -> Iterator[Any]:
 def test_a_tenth_and_a_fiftieth(chosen: Any) -> None:
     for mode, exact, fuzz, few in (
         ("nightly", 20_000, 3_000, 40),
-        ("ci", 300, 32, 4),
-        ("quick", 300, 32, 1),
+        ("ci", 200, 32, 4),
+        ("quick", 200, 32, 1),
     ):
         chosen(mode, 3)
         assert counts.count("exact") == len(counts.seeds("exact")) == exact
