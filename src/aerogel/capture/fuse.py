@@ -13,9 +13,11 @@ from typing import Any
 
 import torch
 
+from aerogel.capture.affine import Affine, affine
+from aerogel.capture.nodes import Sides, added, zero_pad
 from aerogel.capture.transposed import enlarging
 from aerogel.ir import Conv, Dtypes, Graph, Node, Ref, references
-from aerogel.ir.tensors import DTYPE_NAMES
+from aerogel.ir.tensors import DTYPE_NAMES, flushed
 
 Shapes = dict[str, tuple[int | str, ...]]
 """Sizes of each value, open ones by name: equal means surely equal."""
@@ -82,7 +84,7 @@ class _Fuse:
             elif self._rank(node) == 4 and (pair := enlarging(node, self.constants)) is not None:
                 self.nodes |= {made.name: made for made in pair}
                 self.uses[pair[0].name] = 1
-            elif not self._average(node) and not self._normed(node) and not self._epilogue(node):
+            elif not self._average(node) and not self._channelwise(node) and not self._epilogue(node):
                 self.nodes[node.name] = node
                 if base in ("aten.conv3d", "aten.conv_transpose2d", "aten.conv_transpose1d"):
                     self.left[node.layer or node.name] = f"{base[5:]} has no sparse kernel; torch runs it"
@@ -105,7 +107,7 @@ class _Fuse:
             node.kwargs.get(n, a) for n, a in zip(_NAMES, args, strict=True)
         )
         layer = node.layer or node.name
-        held = self.constants.get(weight.name) if isinstance(weight, Ref) else None
+        held = self._held(weight)
         if held is None or (bias is not None and bias.name not in self.constants):
             self.left[layer] = "its weight is computed while the model runs"
             return node
@@ -124,6 +126,7 @@ class _Fuse:
         if not all(isinstance(v, int) for v in (stride_h, stride_w, dil_h, dil_w, groups, *pad)):
             self.left[layer] = "its stride, padding or dilation is computed while the model runs"
             return node
+        x, pad = self._padded(x, pad)
         epilogue = ("bias",) if bias is not None else ()
         dtypes = Dtypes.of(DTYPE_NAMES[held.dtype])
         conv = Conv(
@@ -134,10 +137,19 @@ class _Fuse:
             weight = Ref(f"{weight.name}#2d")
         return Node(node.name, "conv", (x, weight) if bias is None else (x, weight, bias), {}, conv, layer)
 
+    def _padded(self, x: Any, pad: Sides) -> tuple[Any, Sides]:
+        """The zeros that a node before it puts around the image are the convolution's own."""
+        before = self._only(x)
+        sides = None if before is None else zero_pad(before)
+        if before is None or sides is None:
+            return x, pad
+        del self.nodes[before.name]
+        return before.args[0], added(pad, sides)
+
     def _linear(self, node: Node) -> Node:
         """A Linear over features is a 1x1 convolution of an image of one pixel, or torch's where it stands
         over something else."""
-        held = self.constants.get(node.args[1].name) if isinstance(node.args[1], Ref) else None
+        held = self._held(node.args[1])
         bias = node.args[2] if len(node.args) > 2 else None
         fixed = (
             held is not None and held.dtype in DTYPE_NAMES and (bias is None or bias.name in self.constants)
@@ -174,79 +186,51 @@ class _Fuse:
         self._replace(before, node, replace(before, name=node.name, args=(before.args[0], (2, 3), False)))
         return True
 
-    def _normed(self, node: Node) -> bool:
-        """Batch norm folded into the convolution before it, or as one of its own."""
-        return node.op.startswith("aten.batch_norm.") and (self._batch_norm(node) or self._scale(node))
-
-    def _batch_norm(self, node: Node) -> bool:
-        """Fold into the convolution before it: w * g / sqrt(v + e), and the shift as a bias."""
-        x, folded = node.args[0], self._affine(node)
-        before = self.nodes.get(x.name) if isinstance(x, Ref) else None
-        if folded is None or before is None or before.conv is None or self.uses[before.name] != 1:
+    def _channelwise(self, node: Node) -> bool:
+        """A scale and a shift of each channel, folded into the convolution before it. Of a batch norm without
+        one, a depthwise 1x1 convolution."""
+        found = affine(node, self.constants, self.shapes.get(node.name, ()))
+        if found is None or self.types.get(found.x.name) != self.types.get(node.name):
             return False
-        if before.conv.epilogue not in ((), ("bias",)):
+        if self._folded(node, found):
+            return True
+        return node.op.startswith("aten.batch_norm.") and self._scale(node, found)
+
+    def _folded(self, node: Node, by: Affine) -> bool:
+        """w * scale, and the shift as a bias."""
+        before = self._only(by.x)
+        if before is None or before.conv is None or before.conv.epilogue not in ((), ("bias",)):
             return False
         _, weight, bias, _ = before.conv_inputs()
-        factor, moved = folded
+        moved = by.shift
         if bias is not None:
-            moved = moved + self.constants[bias].double() * factor
-        held = self.constants[weight]
-        folded_weight = torch.empty_like(held, memory_format=torch.contiguous_format)
-        for into, filters, by in zip(
-            *(torch.split(t, FEW_FILTERS) for t in (folded_weight, held, factor)), strict=True
-        ):
-            into.copy_(filters.double() * by[:, None, None, None])
-        names = f"{before.name}.weight", f"{before.name}.bias"
-        self.constants[names[0]], self.constants[names[1]] = folded_weight, moved.float()
+            moved = moved + self.constants[bias].double() * (1.0 if by.scale is None else by.scale)
+        names = weight, f"{before.name}.bias"
+        if by.scale is not None:
+            names = f"{before.name}.weight", names[1]
+            self.constants[names[0]] = _scaled(self.constants[weight], by.scale)
+        self.constants[names[1]] = moved.float()
         conv = replace(before.conv, epilogue=("bias",))
-        self._replace(
-            before,
-            node,
-            Node(node.name, "conv", (before.args[0], Ref(names[0]), Ref(names[1])), {}, conv, before.layer),
-        )
+        merged = Node(node.name, "conv", (before.args[0], *map(Ref, names)), {}, conv, before.layer)
+        self._replace(before, node, merged)
         return True
 
-    def _scale(self, node: Node) -> bool:
-        """Batch norm with no convolution before it: a scale and a shift for each channel, which is a
-        depthwise 1x1 convolution."""
-        folded, own = (
-            self._affine(node),
-            self.constants.get(node.args[3].name if isinstance(node.args[3], Ref) else ""),
-        )
-        if (
-            folded is None
-            or own is None
-            or own.dtype not in DTYPE_NAMES
-            or len(self.shapes.get(node.name, ())) != 4
-        ):
+    def _scale(self, node: Node, by: Affine) -> bool:
+        own = self._held(node.args[3])
+        if by.scale is None or own is None or own.dtype not in DTYPE_NAMES or self._rank(node) != 4:
             return False
-        factor, shift = folded
         names = f"{node.name}.weight", f"{node.name}.bias"
-        self.constants[names[0]], self.constants[names[1]] = (
-            factor.to(own.dtype)[:, None, None, None],
-            shift.float(),
-        )
-        dtypes = Dtypes.of(DTYPE_NAMES[own.dtype])
-        conv = Conv(len(factor), len(factor), groups=len(factor), dtypes=dtypes, epilogue=("bias",))
+        self.constants[names[0]] = by.scale.to(own.dtype)[:, None, None, None]
+        self.constants[names[1]] = by.shift.float()
+        channels, dtypes = len(by.scale), Dtypes.of(DTYPE_NAMES[own.dtype])
+        conv = Conv(channels, channels, groups=channels, dtypes=dtypes, epilogue=("bias",))
         self.nodes[node.name] = Node(
-            node.name, "conv", (node.args[0], *map(Ref, names)), {}, conv, node.layer or node.name
+            node.name, "conv", (by.x, *map(Ref, names)), {}, conv, node.layer or node.name
         )
         return True
 
-    def _affine(self, node: Node) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Scale and shift of a batch norm in float64, or None where they are not constants."""
-        scale, shift, mean, var = node.args[1:5]
-        held = all(
-            a is None or (isinstance(a, Ref) and a.name in self.constants) for a in (scale, shift, mean, var)
-        )
-        if not held or mean is None or var is None or node.args[5] is True:
-            return None
-        center, spread = (self.constants[a.name].double() for a in (mean, var))
-        factor = torch.rsqrt(spread + float(node.args[7]))
-        if scale is not None:
-            factor = factor * self.constants[scale.name].double()
-        moved = -center * factor
-        return factor, moved if shift is None else moved + self.constants[shift.name].double()
+    def _held(self, argument: Any) -> torch.Tensor | None:
+        return self.constants.get(argument.name) if isinstance(argument, Ref) else None
 
     def _epilogue(self, node: Node) -> bool:
         """An activation or a residual add after a convolution that nothing else reads."""
@@ -337,7 +321,7 @@ class _Fuse:
         )
 
     def kept(self) -> dict[str, torch.Tensor]:
-        return {name: self.constants[name] for name in self.graph().constants}
+        return {name: flushed(self.constants[name]) for name in self.graph().constants}
 
 
 _NAMES = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
@@ -346,6 +330,16 @@ _NAMES = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
 def _finite(value: Any) -> bool:
     """Infinities and computed numbers are no numbers here."""
     return type(value) in (int, float) and math.isfinite(value)
+
+
+def _scaled(weight: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
+    """Filters times their numbers, in float64."""
+    found = torch.empty_like(weight, memory_format=torch.contiguous_format)
+    for into, filters, numbers in zip(
+        *(torch.split(t, FEW_FILTERS) for t in (found, weight, by)), strict=True
+    ):
+        into.copy_(filters.double() * numbers[:, None, None, None])
+    return found
 
 
 def _with(conv: Conv, step: str) -> Conv:

@@ -26,6 +26,7 @@ import torch
 
 from aerogel.capture.fuse import Shapes
 from aerogel.capture.int8 import follows, in_int8
+from aerogel.capture.nodes import added, zero_pad
 from aerogel.ir import F32, INT8, Conv, Graph, Node, Quantized, Ref, Requantize, references
 from aerogel.ir.quantized import EXACT
 
@@ -163,14 +164,10 @@ class _Integers:
     def _padded(self, x: str, conv: Conv) -> tuple[str, Conv]:
         """A convolution that pads its image itself, where a node before it did: sides may differ here."""
         node = self.before.get(x)
-        if node is None or node.op != "aten.constant_pad_nd.default" or not isinstance(node.args[0], Ref):
+        sides = None if node is None else zero_pad(node)
+        if node is None or sides is None:
             return x, conv
-        sides, value = node.args[1], node.args[2] if len(node.args) > 2 else 0
-        if node.kwargs or value != 0 or len(sides) != 4 or not all(type(s) is int and s >= 0 for s in sides):
-            return x, conv
-        left, right, top, bottom = sides
-        pad = tuple(a + b for a, b in zip(conv.pad, (top, left, bottom, right), strict=True))
-        return node.args[0].name, replace(conv, pad=pad)
+        return node.args[0].name, replace(conv, pad=added(conv.pad, sides))
 
     def _weight(self, node: Node) -> tuple[str, torch.Tensor | None]:
         """A convolution's weight, and its steps where they are known; the fused graph may hold it in another

@@ -95,6 +95,30 @@ def _pair(value: object, least: int = 1) -> tuple[int, int] | None:
     return int(values[0]), int(values[-1])
 
 
+Sides = tuple[int, int, int, int]
+"""Pixels around an image: top, left, bottom, right."""
+
+
+def added(pad: Sides, more: Sides) -> Sides:
+    return pad[0] + more[0], pad[1] + more[1], pad[2] + more[2], pad[3] + more[3]
+
+
+def zero_pad(node: Node) -> Sides | None:
+    """The zeros that a node puts around images or signals; None of a node that does something else."""
+    mode = ("constant",) if node.op == "aten.pad.default" else ()
+    if not mode and node.op != "aten.constant_pad_nd.default":
+        return None
+    x, sides, *rest = node.args
+    given = (*rest, *(*mode, 0)[len(rest) :])
+    if node.kwargs or not isinstance(x, Ref) or not isinstance(sides, tuple) or len(sides) not in (2, 4):
+        return None
+    fixed = [s for s in (*sides, 0, 0)[:4] if type(s) is int and 0 <= s < LARGEST]
+    if len(fixed) < 4 or given[:-1] != mode or given[-1] not in (0, None):
+        return None
+    left, right, top, bottom = fixed
+    return top, left, bottom, right
+
+
 def pairs(graph: Graph) -> dict[str, str]:
     """Convolutions whose only reader is a pooling of ours over a window, and that pooling: nodes by name."""
     users, nodes = graph.users(), {node.name: node for node in graph.nodes}

@@ -32,6 +32,22 @@ def from_torch(tensor: torch.Tensor) -> Array:
     return np.asarray((tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor).numpy())
 
 
+def subnormal(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Where floats are too small for all their digits (below 1.2e-38), None where none is. Weight decay
+    leaves such weights: they add nothing to an answer, and a CPU takes a hundred times as long for each. Half
+    precision has them below 6e-5, where they count and cost nothing; a number alone may be an epsilon."""
+    if tensor.dtype not in (torch.float32, torch.bfloat16) or tensor.numel() < 2:
+        return None
+    found = (tensor.abs() < torch.finfo(tensor.dtype).tiny) & (tensor != 0)
+    return found if found.any() else None
+
+
+def flushed(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor with zeros for what is subnormal."""
+    found = subnormal(tensor)
+    return tensor if found is None else tensor.masked_fill(found, 0)
+
+
 def plain(
     x: torch.Tensor,
     weight: torch.Tensor,

@@ -11,22 +11,24 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from aerogel.progress import Progress
 from aerogel.pruning.gram import inference, own, parts
-from aerogel.pruning.judge import Answers, answers, distance, with_floats
+from aerogel.pruning.judge import answers, distance, with_floats
 from aerogel.pruning.layers import as_weight, filters_first
 from aerogel.pruning.masks import masks, most
 from aerogel.pruning.obs import Problem, costs
+from aerogel.pruning.recall import Recall
 from aerogel.pruning.shares import Curve
 from aerogel.runtime.eager import Call, images
 
 LEVELS = (0.3, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.98)
 """Shares of zeros that are looked at; where a network takes long, every second or third of them, and between
-them the error is read off its curve."""
+them the error is read off its curve. The last one always: beyond what was seen an error is only guessed."""
 IMAGES = 512
 """That are looked at, at most."""
 WORK = 5e12
 """Multiplications and additions for all layers at all levels, some minutes of a core: where it would take
-more, fewer images are looked at, then fewer levels. Counted and not timed, so that masks do not depend on the
-machine."""
+more, fewer levels are looked at, then fewer images: of a text reader's layers 3 levels on 12 images told the
+errors within a factor of 3, 9 levels on 4 images within 7. Counted and not timed, so that masks do not depend
+on the machine."""
 STEPS = 8
 """Of conjugate gradients: close enough to least squares for a curve, and one product of matrices each."""
 
@@ -45,9 +47,9 @@ def curves(
     number = 0
     with inference(dense):
         seen, levels = _seen(dense, calls, len(modules) * len(patterns))
-        wanted = answers(dense, seen)
+        recall = Recall(dense, seen)
         if not whole:
-            with_floats(wanted)
+            with_floats(recall.wanted)
         for part in parts(modules):
             sums = own(dense, part, calls)
             for name, module in part.items():
@@ -55,8 +57,7 @@ def curves(
                 progress.step("what layer", number, len(modules), name)
                 problem = Problem.of(sums.pop(name), filters_first(module, _weight(module)).cpu())
                 found[name] = {
-                    pattern: _curve(dense, module, problem, pattern, levels, seen, wanted)
-                    for pattern in patterns
+                    pattern: _curve(recall, module, problem, pattern, levels) for pattern in patterns
                 }
     return found
 
@@ -66,20 +67,15 @@ def _seen(dense: nn.Module, calls: Sequence[Call], count: int) -> tuple[list[Cal
     with FlopCounterMode(display=False) as counted:
         answers(dense, calls[:1])
     each = max(1, counted.get_total_flops() * count)
-    sets = (LEVELS, LEVELS[::2], LEVELS[1::3])
-    levels = next((some for some in sets if each * len(some) <= WORK), sets[-1])
-    many = max(1, min(len(calls), int(WORK / each / len(levels)), IMAGES // max(1, images(calls[0]))))
+    many = max(1, min(len(calls), IMAGES // max(1, images(calls[0]))))
+    sets = (LEVELS, LEVELS[::2], LEVELS[2::3])
+    levels = next((some for some in sets if each * many * len(some) <= WORK), sets[-1])
+    many = max(1, min(many, int(WORK / each / len(levels))))
     return [calls[i * len(calls) // many] for i in range(many)], levels
 
 
 def _curve(
-    dense: nn.Module,
-    module: nn.Module,
-    problem: Problem,
-    pattern: str,
-    levels: Sequence[float],
-    seen: Sequence[Call],
-    wanted: Answers,
+    recall: Recall, module: nn.Module, problem: Problem, pattern: str, levels: Sequence[float]
 ) -> Curve:
     held: Any = module.weight
     weight = _weight(module)
@@ -90,7 +86,7 @@ def _curve(
     for level in [level for level in levels if level < most(pattern)] + [most(pattern)] * (most(pattern) < 1):
         kept = masks({"": cost}, {"": level}, pattern)[""]
         held.data.copy_(as_weight(module, roughly(problem, kept.flatten(1), filters.cpu()), weight.shape))
-        curve[level] = distance(wanted, answers(dense, seen))
+        curve[level] = distance(recall.wanted, recall.answers(module))
     held.data.copy_(weight)
     return curve
 

@@ -25,7 +25,7 @@ from aerogel.pruning.shares import even
 from aerogel.pruning.walk import Lost, Walk
 from aerogel.runtime.eager import Call, images
 from aerogel.runtime.private import copied
-from aerogel.runtime.weights import as_weights
+from aerogel.runtime.weights import as_weights, flush
 
 
 def calls_of(calibration: Any, what: str) -> list[Call]:
@@ -102,7 +102,7 @@ def _pruned(
     calls: Sequence[Call],
     progress: Progress,
 ) -> None:
-    dense = as_weights(copy.deepcopy(model))
+    dense = flush(as_weights(copy.deepcopy(model)))
     modules = dict(prunable(dense))
     runs = order(dense, {name: modules[name] for name in asked}, calls[0])
     able = {name: modules[name] for name in runs if owned_once(model, asked[name].module)}

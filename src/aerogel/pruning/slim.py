@@ -30,7 +30,7 @@ from aerogel.pruning.steps import Score, Steps, Train
 from aerogel.runtime.eager import Call
 from aerogel.runtime.module import Compiled
 from aerogel.runtime.private import copied
-from aerogel.runtime.weights import as_weights
+from aerogel.runtime.weights import as_weights, flush
 
 AUTO = PATTERNS
 """Patterns that each layer may have, where the user leaves it to us; the first where only zeros count."""
@@ -109,7 +109,7 @@ def slim(
     share = 0.0 if sparsity is None else goal
     layers = chosen(a_module(model, "slim"), share, kinds[0], "uniform", "magnitude", left_out)
     calls = there(model, calls_of(inputs, "slim()"))
-    dense = as_weights(copied(model)).eval()
+    dense = flush(as_weights(copied(model))).eval()
     order(dense, {}, calls[0])  # what does not run is said before any work
     if train is None:
         with inference(dense):

@@ -22,6 +22,7 @@ from aerogel.disk import write_whole
 from aerogel.errors import AerogelError, ShapeError
 from aerogel.ir import Graph, Node
 from aerogel.ir.graph import references
+from aerogel.ir.tensors import flushed
 from aerogel.runtime.graphmodel import GraphModel, HasGraph
 from aerogel.runtime.layers import Layer, layer_of, legal
 
@@ -41,7 +42,7 @@ class OnnxModel(HasGraph):
 
     The model is that of the file, for inference: batch norm keeps the averages it has (its scale and shift
     train), dropout does nothing, and `train()` changes no answer. What only onnxruntime can run gives no
-    gradient.
+    gradient. Weights below 1.2e-38 (subnormal) are read as zeros.
 
     Example:
         >>> program = torch.onnx.export(model, (x,), "model.onnx", dynamo=True, verbose=False)
@@ -58,6 +59,8 @@ class OnnxModel(HasGraph):
     def __init__(self, path: str | Path, shapes: Mapping[str, tuple[int, ...]] | None = None) -> None:
         super().__init__()
         captured, origins, self._file = read_to_write(path, shapes or {})
+        constants = {name: flushed(value) for name, value in captured.constants.items()}
+        captured = replace(captured, constants=constants)
         self._constants: dict[str, _Place] = {}  # of the graph, by name
         self._tensors: dict[str, _Place] = {}  # of the file, by name
         layers = self._add_layers(captured, origins)

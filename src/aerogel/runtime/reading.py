@@ -9,6 +9,7 @@ from aerogel.capture.fuse import fuse, random
 from aerogel.capture.integers import integers
 from aerogel.capture.network import Network
 from aerogel.errors import AerogelError, UnsupportedModel
+from aerogel.ir.tensors import subnormal
 from aerogel.progress import Progress
 from aerogel.runtime.eager import Call
 from aerogel.runtime.graphmodel import GraphModel
@@ -33,7 +34,7 @@ def fused(captured: Captured) -> tuple[Network, tuple[str, ...]]:
     graph, constants, left = fuse(captured.graph, captured.constants, captured.shapes, captured.types)
     graph, constants, said = integers(graph, constants, captured.shapes, captured.steps)
     network = Network(captured, graph, constants)
-    notes = [*said]
+    notes = [*said, *_too_small(captured)]
     notes += [f"{layer}: {reason}" for layer, reason in left.items()]
     notes += [f"{n.layer or n.name} runs in onnxruntime" for n in captured.graph.nodes if n.op == "onnx"]
     notes += [f"{n.layer or n.name} is random: dropout stays on" for n in captured.graph.nodes if random(n)]
@@ -42,6 +43,15 @@ def fused(captured: Captured) -> tuple[Network, tuple[str, ...]]:
         for n, s in _fixed(network)
     ]
     return network, tuple(notes)
+
+
+def _too_small(captured: Captured) -> list[str]:
+    """What is said of weights that count as zeros though they are none."""
+    found = [small for value in captured.constants.values() if (small := subnormal(value)) is not None]
+    many = sum(int(small.sum()) for small in found)
+    return [f"{many:,} weights are below 1.2e-38 (subnormal), slow to multiply: they count as zeros"] * bool(
+        many
+    )
 
 
 def steady(model: Any, call: Call) -> None:

@@ -10,6 +10,8 @@ from typing import Any
 from torch import nn
 from torch.nn.utils import parametrize
 
+from aerogel.ir.tensors import flushed, subnormal
+
 
 def as_weights(model: nn.Module) -> nn.Module:
     """The model, or where weights are computed from others (masks of ours, torch's parametrizations and
@@ -27,6 +29,14 @@ def as_weights(model: nn.Module) -> nn.Module:
         if parametrize.is_parametrized(module):
             bake(module)
     return copied
+
+
+def flush(model: nn.Module) -> nn.Module:
+    """Zeros for what is subnormal, in place: in a copy of ours."""
+    for one in (*model.parameters(), *model.buffers()):
+        if subnormal(one.detach()) is not None:
+            one.data = flushed(one.detach())
+    return model
 
 
 def hooks(module: nn.Module) -> list[Any]:

@@ -18,6 +18,7 @@ from aerogel.capture.onnx import (  # noqa: F401  they enter their operators
     shapes,
 )
 from aerogel.capture.onnx.file import TYPES, Attributes
+from aerogel.capture.onnx.spelled import gelu, hardswish
 from aerogel.capture.onnx.values import OPERATORS, Reader, Value, operator
 from aerogel.errors import UnsupportedModel
 from aerogel.ir import Ref, Special
@@ -74,13 +75,17 @@ _GATED = {"aten.sigmoid.default": "silu", "aten.hardsigmoid.default": "hardswish
 
 @operator
 def Mul(r: Reader, a: Attributes, x: Value, y: Value) -> Any:
-    """A product; x * sigmoid(x) is SiLU, which a convolution takes along, and x * hardsigmoid(x) is
-    Hardswish."""
+    """A product; x * sigmoid(x) is SiLU, which a convolution takes along, x * hardsigmoid(x) is Hardswish,
+    and three factors may be GELU."""
+    x, y = r.tensor(x), r.tensor(y)
     for own, gate in ((x, y), (y, x)):
         maker = r.maker(gate)
         if maker is not None and maker.op in _GATED and maker.args == (own,):
             return r.emit(f"aten.{_GATED[maker.op]}.default", own, layer=a["layer"])
-    return r.emit("aten.mul.Tensor", r.tensor(x), r.tensor(y), layer=a["layer"])
+    whole = gelu(r, x, y)
+    if whole is not None:
+        return r.emit("aten.gelu.default", whole, layer=a["layer"])
+    return r.emit("aten.mul.Tensor", x, y, layer=a["layer"])
 
 
 def compare(r: Reader, a: Attributes, x: Value, y: Value) -> Any:
@@ -104,32 +109,13 @@ def reduce(r: Reader, a: Attributes, x: Value, axes: Value = None) -> Any:
 def Div(r: Reader, a: Attributes, x: Value, y: Value) -> Any:
     x, y = r.tensor(x), r.tensor(y)
     if _float(r, x):
-        whole = _hardswish(r, x, y)
+        whole = hardswish(r, x, y)
         return (
             r.emit("aten.hardswish.default", whole, layer=a["layer"])
             if whole
             else r.emit("aten.div.Tensor", x, y, layer=a["layer"])
         )
     return r.emit("aten.div.Tensor_mode", x, y, rounding_mode="trunc", layer=a["layer"])
-
-
-def _hardswish(r: Reader, product: Ref, by: Ref) -> Ref | None:
-    """x where this is x * clip(x + 3, 0, 6) / 6."""
-    made = r.maker(product)
-    if made is None or made.op != "aten.mul.Tensor" or r.number(by) != 6:
-        return None
-    for own, clipped in (made.args, made.args[::-1]):
-        clip = r.maker(clipped)
-        added = r.maker(clip.args[0]) if clip is not None and clip.op == "aten.hardtanh.default" else None
-        if (
-            added is not None
-            and added.op == "aten.add.Tensor"
-            and added.args[0] == own
-            and r.number(added.args[1]) == 3
-        ):
-            found: Ref = own
-            return found
-    return None
 
 
 @operator
