@@ -60,20 +60,28 @@ def main() -> None:
     parser.add_argument(
         "--untimed", action="store_true", help="leave out the milliseconds, which take minutes"
     )
+    parser.add_argument("--files", type=Path, help="where the pruned files go, to be timed by a later call")
     parser.add_argument("--json", type=Path, help="results; what is in it already is not run again")
     given = parser.parse_args()
     torch.set_num_threads(1)
     found = json.loads(given.json.read_text()) if given.json and given.json.exists() else []
     work = Work(given)
+    for row in found:
+        work.add_times(row)
+        keep(found, given.json)
     for share in map(float, given.shares.split(",")):
         for way in given.ways.split(","):
             if any((r["part"], r["way"], r["share"]) == (given.part, way, share) for r in found):
                 continue
             found.append(work.run(way, share))
             print(json.dumps(found[-1]), flush=True)
-            if given.json:
-                given.json.write_text(json.dumps(found, indent=1))
+            keep(found, given.json)
     show([row for row in found if row["part"] == given.part])
+
+
+def keep(rows: list[dict[str, Any]], path: Path | None) -> None:
+    if path:
+        path.write_text(json.dumps(rows, indent=1))
 
 
 class Work:
@@ -81,7 +89,8 @@ class Work:
 
     def __init__(self, given: argparse.Namespace) -> None:
         self.part, self.steps, self.timed = given.part, given.steps, not given.untimed
-        part, lines, self.folder = given.part, given.lines, Path(mkdtemp())
+        part, lines, self.folder = given.part, given.lines, given.files or Path(mkdtemp())
+        self.folder.mkdir(parents=True, exist_ok=True)
         origin = find_spec("rapidocr")
         assert origin is not None
         assert origin.origin is not None
@@ -104,25 +113,35 @@ class Work:
         began = time.monotonic()
         model: Any = self._made(way, share)
         seconds = time.monotonic() - began
-        out = self.folder / f"{way}-{share}.onnx"
+        out = self._out(way, share)
         finished = aerogel.finalize(copy.deepcopy(model))
         finished.save(out)  # type: ignore[operator]
         got = self._read(out)
         right = sum(a == b for a, b in zip(self.wanted, got, strict=True)) / len(got)
-        ours, theirs = self._times(out) if self.timed else (None, None)
-        return {
+        row = {
             "part": self.part,
             "way": way,
             "share": share,
             "same": right,
             "lines": len(got),
             "seconds": seconds,
-            "ours_ms": ours,
-            "onnxruntime_ms": theirs,
+            "ours_ms": None,
+            "onnxruntime_ms": None,
             "file": self.path.name,
             "target": str(host()),
             "date": date.today().isoformat(),
         }
+        self.add_times(row)
+        return row
+
+    def add_times(self, row: dict[str, Any]) -> None:
+        """Milliseconds in a row of this part that has none, where its pruned file is at hand."""
+        out = self._out(row["way"], row["share"])
+        if self.timed and row["part"] == self.part and row["ours_ms"] is None and out.exists():
+            row["ours_ms"], row["onnxruntime_ms"] = self._times(out)
+
+    def _out(self, way: str, share: float) -> Path:
+        return self.folder / f"{self.part}-{way}-{share}.onnx"
 
     def _made(self, way: str, share: float) -> nn.Module:
         if way == "heal":

@@ -9,10 +9,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from aerogel.capture.onnx.expressions import Expression, joined
+
 if TYPE_CHECKING:
     from aerogel.capture.onnx.values import Reader
 
 Operator = Callable[[Any, Any], Any]
+ROUNDS = ("add", "sub", "mul", "truediv")
+"""Arithmetic that rounds in float32."""
 
 
 def _operator(op: str) -> tuple[Operator, Operator]:
@@ -38,17 +42,28 @@ class Size:
     ) -> None:
         self.reader, self.name, self.both, self.dtype, self.least = reader, name, both, dtype, least
 
-    def _join(self, op: str, *others: Any, swap: bool = False) -> Size:
+    @property
+    def expression(self) -> Expression:
+        """What it is of the sizes of the inputs."""
+        (found,) = self.reader.sized[self.name]
+        assert found is not None
+        return found
+
+    def _join(self, op: str, *others: Any, swap: bool = False) -> Any:
+        """A Size, or the number that it is at all sizes."""
         made = self.reader.size(op, *((*others, self) if swap else (self, *others)), dtype=self.dtype)
-        return (
-            made._single() if self.dtype == torch.float32 and op in ("add", "sub", "mul", "truediv") else made
-        )
+        number = made.expression.number
+        if number is not None:
+            return float(number) if self.dtype.is_floating_point else number
+        return made._single() if self.dtype == torch.float32 and op in ROUNDS else made
 
     def _single(self) -> Size:
         """Rounded to 24 bits (Veltkamp's splitting), as float32 is and Python's numbers are not."""
         wide = self.reader.size("mul", self, 2.0**29 + 1, dtype=self.dtype)
         low = self.reader.size("sub", wide, self, dtype=self.dtype)
-        return self.reader.size("sub", wide, low, dtype=self.dtype)
+        single = self.reader.size("sub", wide, low, dtype=self.dtype)
+        self.reader.sized[single.name] = self.reader.sized[self.name]
+        return single
 
     __add__, __radd__ = _operator("add")
     __sub__, __rsub__ = _operator("sub")
@@ -57,18 +72,20 @@ class Size:
     __floordiv__, __rfloordiv__ = _operator("floordiv")
     __truediv__, __rtruediv__ = _operator("truediv")
 
-    def __neg__(self) -> Size:
+    def __neg__(self) -> Any:
         return self._join("neg")
 
-    def rounded(self, how: str) -> Size:
+    def rounded(self, how: str) -> Any:
         """`how`: floor, ceil or trunc."""
         return self._join(how)
 
-    def cast(self, dtype: torch.dtype) -> Size:
+    def cast(self, dtype: torch.dtype) -> Any:
         """The same number in another type; fractions are cut off."""
         whole = (
             self.rounded("trunc") if self.dtype.is_floating_point and not dtype.is_floating_point else self
         )
+        if not isinstance(whole, Size):
+            return whole
         return Size(self.reader, whole.name, whole.both, dtype, whole.least)
 
 
@@ -125,3 +142,14 @@ def least(op: str, args: tuple[Any, ...]) -> float:
     if op in ("mul", "floordiv", "truediv", "mod", "floor", "ceil", "trunc") and min(low) >= 0:
         return float(low[0] * low[1]) if op == "mul" else 0.0
     return -math.inf
+
+
+def in_form(op: str, args: tuple[Any, ...], dtype: torch.dtype) -> Expression | None:
+    """What arithmetic on sizes gives as an expression. In float32 only powers of two change nothing."""
+    numbers = [v for v in args if not isinstance(v, Size)]
+    if dtype == torch.float32 and op in ROUNDS:
+        doubles = op in ("mul", "truediv") and all(math.frexp(v)[0] == 0.5 for v in numbers)
+        if not doubles or isinstance(args[-1], Size) == (op == "truediv"):
+            return None
+    values = [v.expression if isinstance(v, Size) else v for v in args]
+    return joined(op, values, min((v.least if isinstance(v, Size) else v) for v in args) >= 0)

@@ -24,9 +24,11 @@ from torch.utils import _pytree as pytree
 
 from aerogel.capture import interpret
 from aerogel.capture.captured import Captured
+from aerogel.capture.onnx.dims import Dims, dims_of
+from aerogel.capture.onnx.expressions import Expression
 from aerogel.capture.onnx.file import File
 from aerogel.capture.onnx.origins import Origins
-from aerogel.capture.onnx.sizes import Size, least
+from aerogel.capture.onnx.sizes import Size, in_form, least
 from aerogel.errors import AerogelError, UnsupportedModel
 from aerogel.ir import Argument, Graph, Node, Quantized, Ref, Special
 
@@ -69,6 +71,8 @@ class Reader:
         self.loose: dict[str, tuple[int, ...]] = {}
         """Tensors whose sizes may be alike in both examples by chance, and the dimensions of which that is
         not so."""
+        self.sized: dict[str, Dims] = {}
+        """The sizes of tensors as expressions, and numbers computed from sizes."""
         self.inputs = tuple(self._input(name, shapes) for name in file.inputs)
 
     def captured(self) -> Captured:
@@ -114,6 +118,10 @@ class Reader:
         dtype = self.file.dtype(name)
         for blank, shape in zip(self.blank, (first, second), strict=True):
             blank[own] = torch.empty(shape, dtype=dtype, device="meta")
+        self.sized[own] = tuple(
+            Expression.of(d) if isinstance(d, int) else Expression.open(d, (one, other))
+            for d, one, other in zip(self.file.dims(name), first, second, strict=True)
+        )
         self.values[name] = Ref(own)
         return Ref(own)
 
@@ -133,7 +141,9 @@ class Reader:
         name = self.fresh(op)
         node = Node(name, f"int.{op}", tuple(map(_argument, args)))
         self._add(node)
-        return Size(self, name, (self.blank[0][name], self.blank[1][name]), dtype, least(op, args))
+        both = self.blank[0][name], self.blank[1][name]
+        self.sized[name] = (in_form(op, args, dtype) or Expression.open(name, both),)
+        return Size(self, name, both, dtype, least(op, args))
 
     def outer(self, node: Node, answers: tuple[list[torch.Tensor], list[torch.Tensor]]) -> Ref:
         """A node that only onnxruntime can run, with what it gave for both examples."""
@@ -172,6 +182,33 @@ class Reader:
                 raise UnsupportedModel(
                     f"node '{node.layer or node.name}' ({node.op}) does not fit its inputs: {first}"
                 ) from None
+        if isinstance(self.blank[0][node.name], torch.Tensor):
+            self.sized[node.name] = self._dims(node)
+
+    def _dims(self, node: Node) -> Dims:
+        """The sizes of what a node gives. What no rule says is a number if it is one in both examples, or
+        open."""
+        pairs = list(zip(*(blank[node.name].shape for blank in self.blank), strict=True))
+        told, sure = self._told(node, len(pairs)), self.loose.get(node.name, range(len(pairs)))
+        found = list[Expression]()
+        for i, both in enumerate(pairs):
+            size = told[i] if len(told) == len(pairs) else None
+            if size is None or size.both != both:
+                alike = both[0] == both[1] and i in sure
+                size = Expression.of(both[0]) if alike else Expression.open(f"{node.name}.{i}", both)
+            found.append(size)
+        return tuple(found)
+
+    def _told(self, node: Node, rank: int) -> Dims:
+        """What the rules say; of a piece, those of what was cut."""
+        whole = self.made.get(node.args[0].name) if node.op == "getitem" else node
+        return () if whole is None else dims_of(whole, self.known_sizes, rank) or ()
+
+    def known_sizes(self, ref: Ref) -> Dims:
+        """The sizes of a tensor, or a number as the only one."""
+        if ref.name not in self.sized:
+            self.sized[ref.name] = tuple(map(Expression.of, self.blank[0][ref.name].shape))  # a constant
+        return self.sized[ref.name]
 
     def fresh(self, name: str) -> str:
         """A name of its own."""
@@ -246,9 +283,8 @@ class Reader:
 
     def shape(self, ref: Ref) -> tuple[int | str, ...]:
         """The sizes of a tensor: numbers where they are fixed, names where they are open."""
-        pairs = list(zip(*(blank[ref.name].shape for blank in self.blank), strict=True))
-        sure = self.loose.get(ref.name, range(len(pairs)))
-        return tuple(a if a == b and i in sure else f"{ref.name}.{i}" for i, (a, b) in enumerate(pairs))
+        sizes = self.known_sizes(ref)
+        return tuple(str(s) if s is None or s.number is None else s.number for s in sizes)
 
     def sizes(self, ref: Ref) -> list[Any]:
         """The sizes of a tensor as numbers or Sizes."""
@@ -259,6 +295,7 @@ class Reader:
             else:
                 name = self.fresh(f"{ref.name}.{i}")
                 self._add(Node(name, "aten.sym_size.int", (ref, i)))
+                self.sized[name] = self.known_sizes(ref)[i : i + 1]
                 found.append(Size(self, name, (self.blank[0][name], self.blank[1][name]), torch.int64, 0))
         return found
 
