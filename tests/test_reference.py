@@ -20,6 +20,9 @@ ACTIVATE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "leaky_relu0.1": lambda v: F.leaky_relu(v, float(np.float32(0.1))),
     "silu": F.silu,
     "hardswish": F.hardswish,
+    "gelu": F.gelu,
+    "sigmoid": torch.sigmoid,
+    "hardsigmoid": F.hardsigmoid,
 }
 
 

@@ -2,14 +2,16 @@
 
 |y - y64| <= g(K+1) S + K 2^-149, with K the kept weights that meet input, u = 2^-24, g(n) = n u / (1 - n u)
 and S = |bias| + |residual| + sum |w x|. It holds for any order of summation, fused or not; g(K+2) with a
-residual. Activations that stretch (SiLU at most 1.1 times, Hardswish 1.5) stretch it too and add 4 ulp. A
-stored type other than f32 adds its own half ulp. Sums in fp16 go to f32 after every block of channels, so
+residual. Activations that stretch (SiLU at most 1.1 times, Hardswish 1.5) stretch it too and add 4 ulp: of
+their answer, GELU of its argument and the sigmoids of one, as torch's own forms of them do. A stored type
+other than f32 adds its own half ulp. Sums in fp16 go to f32 after every block of channels, so
 each block adds g(k) s + k 2^-24 of its own, with fp16's u = 2^-11, the k kept weights and the s = sum |w x|
 of that block: halve the block and this part about halves.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -28,7 +30,11 @@ STRETCH = {
     "threshold": 1.0,
     "silu": 1.1,
     "hardswish": 1.5,
+    "gelu": 1.13,
+    "sigmoid": 0.25,
+    "hardsigmoid": 0.17,
 }
+_ULPS = {"leaky_relu": 1, "silu": 4, "hardswish": 4, "gelu": 4, "sigmoid": 4, "hardsigmoid": 4}
 
 
 def convolve(x: F64, weight: F64, conv: Conv) -> F64:
@@ -70,8 +76,27 @@ def activate(v: F64, conv: Conv) -> F64:
                 return np.asarray(v / (1 + np.exp(-v)))
             case "hardswish":
                 return np.asarray(v * np.clip(v + 3, 0, 6) / 6)
+            case "gelu":
+                return np.asarray(v * _normal(v))
+            case "sigmoid":
+                return np.asarray(1 / (1 + np.exp(-v)))
+            case "hardsigmoid":
+                return np.asarray(np.clip(v + 3, 0, 6) / 6)
             case _:
                 return v
+
+
+def _normal(v: F64) -> F64:
+    """The share of a normal distribution that is below v; math.erfc is exact far out, too."""
+    share = np.vectorize(lambda one: 0.5 * math.erfc(-one / math.sqrt(2)), otypes=[float])
+    return np.asarray(share(v))
+
+
+def _scale(v: F64, conv: Conv) -> F64:
+    """What the activation's own rounding is relative to."""
+    if conv.activation == "gelu":
+        return np.abs(v)
+    return np.ones(1) if conv.activation in ("sigmoid", "hardsigmoid") else np.abs(activate(v, conv))
 
 
 def reference(x: F64, weight: F64, conv: Conv, bias: F64 | None = None, residual: F64 | None = None) -> F64:
@@ -119,9 +144,9 @@ def bound(
     error = gamma(roundings, "f32") * (total + inside) + met * ELEMENTS["f32"].tiny + inside
     error = error * STRETCH[conv.activation]
     y = np.abs(reference(x, weight, conv, bias, residual)) + error
-    if conv.activation in ("silu", "hardswish", "leaky_relu"):
-        ulps = 1 if conv.activation == "leaky_relu" else 4
-        largest = np.abs(activate(reference(x, weight, _before(conv), bias, residual), conv)) + error
+    if (ulps := _ULPS.get(conv.activation or "")) is not None:
+        before = reference(x, weight, _before(conv), bias, residual)
+        largest = _scale(before, conv) + error
         error = error + ulps * np.maximum(2 * ELEMENTS["f32"].unit * largest, ELEMENTS["f32"].tiny)
     if stored != "f32":
         error = error + ELEMENTS[stored].unit * y + ELEMENTS[stored].tiny

@@ -51,6 +51,9 @@ _REAL = (
     ("bias", "silu"),
     ("bias", "hardswish"),
     ("bias", "silu", "add"),
+    ("bias", "gelu"),
+    ("bias", "sigmoid"),
+    ("bias", "add", "hardsigmoid"),
 )
 _BYTES: tuple[tuple[str, ...], ...] = (
     (), ("bias",), ("bias", "relu"), ("bias", "add", "relu"), ("bias", "relu6"), ("bias", "leaky_relu0.1"),

@@ -26,7 +26,9 @@ _UNARY = """
     sigmoid silu softplus tanh threshold
 """
 UNARY = frozenset(f"aten.{name}" for name in _UNARY.split())
-_ACTIVATIONS = {"silu": "aten.silu.default", "threshold": "aten.threshold.default"}
+_ACTIVATIONS = {
+    name: f"aten.{name}.default" for name in ("silu", "threshold", "gelu", "sigmoid", "hardsigmoid")
+}
 _TABLE = 256
 
 

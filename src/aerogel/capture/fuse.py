@@ -32,6 +32,9 @@ _ACTIVATIONS = {
     "aten.relu6.default": "relu6",
     "aten.silu.default": "silu",
     "aten.hardswish.default": "hardswish",
+    "aten.gelu.default": "gelu",
+    "aten.sigmoid.default": "sigmoid",
+    "aten.hardsigmoid.default": "hardsigmoid",
 }
 _FLATTEN = ("aten.flatten.using_ints", "aten.view.default", "aten.reshape.default")
 RANDOM = ("aten.dropout.default", "aten.feature_dropout.default")
@@ -281,7 +284,7 @@ class _Fuse:
         return len(self.shapes.get(node.name, ()))
 
     def _activation(self, node: Node) -> str | None:
-        if node.op in _ACTIVATIONS:
+        if node.op in _ACTIVATIONS and node.kwargs.get("approximate", "none") == "none":
             return _ACTIVATIONS[node.op]
         if node.op == "aten.leaky_relu.default":
             slope = node.args[1] if len(node.args) > 1 else 0.01

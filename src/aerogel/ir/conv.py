@@ -20,7 +20,8 @@ from dataclasses import dataclass, replace
 from aerogel.errors import InvalidArgument, ShapeError
 from aerogel.ir.dtypes import F32, Dtypes
 
-ACTIVATIONS = ("relu", "relu6", "leaky_relu", "threshold", "silu", "hardswish")
+_ACTIVATIONS = "relu relu6 leaky_relu threshold silu hardswish gelu sigmoid hardsigmoid"
+ACTIVATIONS = tuple(_ACTIVATIONS.split())
 NUMBERED = ("leaky_relu", "threshold")
 """Activations that carry a number: a slope below zero, or the limit that a value must be above to stay."""
 _ONCE = {"leaky": "leaky_relu", "above": "threshold"}

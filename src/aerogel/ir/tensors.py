@@ -128,6 +128,9 @@ _ACTIVATE: dict[str, Callable[[torch.Tensor, float], torch.Tensor]] = {
     "threshold": lambda y, limit: F.threshold(y, limit, 0.0),
     "silu": lambda y, _: F.silu(y),
     "hardswish": lambda y, _: F.hardswish(y),
+    "gelu": lambda y, _: F.gelu(y),
+    "sigmoid": lambda y, _: torch.sigmoid(y),
+    "hardsigmoid": lambda y, _: F.hardsigmoid(y),
 }
 
 

@@ -181,11 +181,15 @@ def Gelu(r: Reader, a: Attributes, x: Value) -> Any:
 
 @operator
 def HardSigmoid(r: Reader, a: Attributes, x: Value) -> Any:
-    slope, shift = a.get("alpha", 0.2), a.get("beta", 0.5)
-    if abs(slope - 1 / 6) < 1e-6 and shift == 0.5:
-        return r.emit("aten.hardsigmoid.default", r.tensor(x), layer=a["layer"])
-    scaled = r.emit("aten.add.Scalar", r.emit("aten.mul.Scalar", r.tensor(x), slope), shift)
-    return r.emit("aten.clamp.default", scaled, 0, 1, layer=a["layer"])
+    """torch's has the slope 1/6 and the shift 1/2; what differs is done to x before, and folds into its
+    layer."""
+    slope, shift = 6 * a.get("alpha", 0.2), 6 * (a.get("beta", 0.5) - 0.5)
+    x = r.tensor(x)
+    if abs(slope - 1) > 6e-6:
+        x = r.emit("aten.mul.Tensor", x, slope)
+    if shift:
+        x = r.emit("aten.add.Tensor", x, shift)
+    return r.emit("aten.hardsigmoid.default", x, layer=a["layer"])
 
 
 @operator

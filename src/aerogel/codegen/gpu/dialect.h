@@ -179,6 +179,24 @@ DEVICE float silu(float v)
     float t = EXP(v < 0.0f ? v : -v);
     return (v < 0.0f ? v * t : v) / (1.0f + t);
 }
+DEVICE float sigmoid(float v)
+{
+    float t = EXP(v < 0.0f ? v : -v);
+    return (v < 0.0f ? t : 1.0f) / (1.0f + t);
+}
+/* Abramowitz and Stegun, 7.1.26: to 1.5e-7 of v */
+DEVICE float gelu(float v)
+{
+    float s = 1.0f / (1.0f + 0.23164190f * (v < 0.0f ? -v : v));
+    float p = (((0.5307027145f * s - 0.7265760135f) * s + 0.7107068705f) * s - 0.142248368f) * s + 0.127414796f;
+    float tail = p * s * EXP(-0.5f * v * v);
+    return v * (v < 0.0f ? tail : 1.0f - tail);
+}
+DEVICE float hardsigmoid(float v)
+{
+    float gate = v * (1.0f / 6.0f) + 0.5f;
+    return gate < 0.0f ? 0.0f : gate > 1.0f ? 1.0f : gate;
+}
 DEVICE float hardswish(float v)
 {
     float gate = v + 3.0f;

@@ -105,6 +105,17 @@ def finished(
     elif KIND == "hardswish":
         gate = sums + 3
         sums = sums * (tl.where(gate < 0, 0.0, tl.where(gate > 6, 6.0, gate)) * (1.0 / 6.0))
+    elif KIND == "hardsigmoid":
+        gate = sums * (1.0 / 6.0) + 0.5
+        sums = tl.where(gate < 0, 0.0, tl.where(gate > 1, 1.0, gate))
+    elif KIND == "sigmoid":
+        t = tl.exp(tl.where(sums < 0, sums, -sums))
+        sums = tl.where(sums < 0, t, 1.0) / (1 + t)
+    elif KIND == "gelu":  # Abramowitz and Stegun, 7.1.26
+        s = 1 / (1 + 0.23164190 * tl.where(sums < 0, -sums, sums))
+        p = (((0.5307027145 * s - 0.7265760135) * s + 0.7107068705) * s - 0.142248368) * s + 0.127414796
+        tail = p * s * tl.exp(-0.5 * sums * sums)
+        sums = sums * tl.where(sums < 0, tail, 1 - tail)
     if ADD == "after":
         sums += tl.load(residual + m[:, None] * filters + own[None, :], mask=there, other=0.0).to(tl.float32)
     return sums

@@ -21,6 +21,9 @@ _FUSED = {
     "relu6": ("hardtanh", ""),
     "silu": ("swish", ""),
     "hardswish": ("hardswish", ""),
+    "gelu": ("gelu", "none"),
+    "sigmoid": ("sigmoid", ""),
+    "hardsigmoid": ("hardsigmoid", ""),
 }
 
 
