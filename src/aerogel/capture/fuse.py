@@ -6,7 +6,6 @@ Everything is decided by use counts: a value is absorbed only where nothing else
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 import torch
 
 from aerogel.capture.affine import Affine, affine
-from aerogel.capture.nodes import Sides, added, zero_pad
+from aerogel.capture.nodes import Sides, activation_of, added, zero_pad
 from aerogel.capture.transposed import enlarging
 from aerogel.ir import Conv, Dtypes, Graph, Node, Ref, references
 from aerogel.ir.tensors import DTYPE_NAMES, flushed
@@ -27,15 +26,6 @@ Types = dict[str, torch.dtype]
 FEW_FILTERS = 16
 """Folded at once: in float64 so many stay in the cache."""
 
-_ACTIVATIONS = {
-    "aten.relu.default": "relu",
-    "aten.relu6.default": "relu6",
-    "aten.silu.default": "silu",
-    "aten.hardswish.default": "hardswish",
-    "aten.gelu.default": "gelu",
-    "aten.sigmoid.default": "sigmoid",
-    "aten.hardsigmoid.default": "hardsigmoid",
-}
 _FLATTEN = ("aten.flatten.using_ints", "aten.view.default", "aten.reshape.default")
 RANDOM = ("aten.dropout.default", "aten.feature_dropout.default")
 _PASS = (
@@ -237,7 +227,7 @@ class _Fuse:
 
     def _epilogue(self, node: Node) -> bool:
         """An activation or a residual add after a convolution that nothing else reads."""
-        step = self._activation(node)
+        step = activation_of(node)
         if step is not None:
             before = self._only(node.args[0])
             if before is None or before.conv is None or before.conv.activation is not None:
@@ -283,23 +273,6 @@ class _Fuse:
         """Dimensions of what a node gives; 0 where they are unknown."""
         return len(self.shapes.get(node.name, ()))
 
-    def _activation(self, node: Node) -> str | None:
-        if node.op in _ACTIVATIONS and node.kwargs.get("approximate", "none") == "none":
-            return _ACTIVATIONS[node.op]
-        if node.op == "aten.leaky_relu.default":
-            slope = node.args[1] if len(node.args) > 1 else 0.01
-            return f"leaky_relu{slope!r}" if isinstance(slope, float) and abs(slope) <= 1 else None
-        if (
-            node.op == "aten.threshold.default"
-            and node.args[2] == 0
-            and _finite(node.args[1])
-            and node.args[1] >= 0
-        ):
-            return f"threshold{float(node.args[1])!r}"
-        if node.op == "aten.hardtanh.default" and tuple(node.args[1:3]) in ((0, 6), (0.0, 6.0)):
-            return "relu6"
-        return None
-
     def _only(self, argument: Any) -> Node | None:
         """The node behind an argument, if this is its only reader."""
         if not isinstance(argument, Ref) or self.uses.get(argument.name) != 1:
@@ -328,11 +301,6 @@ class _Fuse:
 
 
 _NAMES = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
-
-
-def _finite(value: Any) -> bool:
-    """Infinities and computed numbers are no numbers here."""
-    return type(value) in (int, float) and math.isfinite(value)
 
 
 def _scaled(weight: torch.Tensor, by: torch.Tensor) -> torch.Tensor:

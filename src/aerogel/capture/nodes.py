@@ -3,7 +3,9 @@ type."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from typing import Any
 
 from aerogel.ir import BYTES, Conv, Graph, Node, Pool, Quantized, Ref, Shape
 
@@ -95,6 +97,41 @@ def _pair(value: object, least: int = 1) -> tuple[int, int] | None:
     return int(values[0]), int(values[-1])
 
 
+_ACTIVATIONS = {
+    "aten.relu.default": "relu",
+    "aten.relu6.default": "relu6",
+    "aten.silu.default": "silu",
+    "aten.hardswish.default": "hardswish",
+    "aten.gelu.default": "gelu",
+    "aten.sigmoid.default": "sigmoid",
+    "aten.hardsigmoid.default": "hardsigmoid",
+}
+
+
+def activation_of(node: Node) -> str | None:
+    """The activation that a node is, as an epilogue names it."""
+    if node.op in _ACTIVATIONS and node.kwargs.get("approximate", "none") == "none":
+        return _ACTIVATIONS[node.op]
+    if node.op == "aten.leaky_relu.default":
+        slope = node.args[1] if len(node.args) > 1 else 0.01
+        return f"leaky_relu{slope!r}" if isinstance(slope, float) and abs(slope) <= 1 else None
+    if (
+        node.op == "aten.threshold.default"
+        and node.args[2] == 0
+        and _finite(node.args[1])
+        and node.args[1] >= 0
+    ):
+        return f"threshold{float(node.args[1])!r}"
+    if node.op == "aten.hardtanh.default" and tuple(node.args[1:3]) in ((0, 6), (0.0, 6.0)):
+        return "relu6"
+    return None
+
+
+def _finite(value: Any) -> bool:
+    """Infinities and computed numbers are no numbers here."""
+    return type(value) in (int, float) and math.isfinite(value)
+
+
 Sides = tuple[int, int, int, int]
 """Pixels around an image: top, left, bottom, right."""
 
@@ -105,6 +142,44 @@ def added(pad: Sides, more: Sides) -> Sides:
 
 def zero_pad(node: Node) -> Sides | None:
     """The zeros that a node puts around images or signals; None of a node that does something else."""
+    found = _padding(node)
+    return found[0] if found is not None and found[1] in (0, None) else None
+
+
+def lowest_pad(node: Node) -> Sides | None:
+    """The pixels that a node puts around images where they are no more than any float."""
+    found = _padding(node)
+    low = found is not None and type(found[1]) is float and found[1] <= LOWEST
+    return found[0] if found is not None and low else None
+
+
+LOWEST = -3.4028234663852886e38
+"""What onnxruntime's maximum begins with."""
+
+
+def padded_pools(graph: Graph) -> dict[str, tuple[str, Sides]]:
+    """Maxima over padded maps whose padding never wins: what is padded is never below zero. By the pool's
+    name the map and its padding."""
+    users, nodes, found = graph.users(), {node.name: node for node in graph.nodes}, {}
+    for node in graph.nodes:
+        own = pooling_of(node)
+        pad = nodes.get(node.inputs[0]) if own is not None and own.kind == "max" else None
+        sides = None if pad is None else lowest_pad(pad)
+        if own is None or pad is None or sides is None or len(users[pad.name]) > 1 or own.pad != (0, 0):
+            continue
+        source = nodes.get(pad.inputs[0])
+        reach = [d * (k - 1) for d, k in zip(own.dilation, own.window, strict=True)]
+        inside = all(side <= reach[i % 2] for i, side in enumerate(sides))
+        if inside and source is not None and source.conv is not None and source.conv.steps[-1:] in _POSITIVE:
+            found[node.name] = source.name, sides
+    return found
+
+
+_POSITIVE = (("relu",), ("relu6",))
+
+
+def _padding(node: Node) -> tuple[Sides, object] | None:
+    """The sides of a padding with one number, and that number."""
     mode = ("constant",) if node.op == "aten.pad.default" else ()
     if not mode and node.op != "aten.constant_pad_nd.default":
         return None
@@ -113,10 +188,10 @@ def zero_pad(node: Node) -> Sides | None:
     if node.kwargs or not isinstance(x, Ref) or not isinstance(sides, tuple) or len(sides) not in (2, 4):
         return None
     fixed = [s for s in (*sides, 0, 0)[:4] if type(s) is int and 0 <= s < LARGEST]
-    if len(fixed) < 4 or given[:-1] != mode or given[-1] not in (0, None):
+    if len(fixed) < 4 or given[:-1] != mode:
         return None
     left, right, top, bottom = fixed
-    return top, left, bottom, right
+    return (top, left, bottom, right), given[-1]
 
 
 def pairs(graph: Graph) -> dict[str, str]:

@@ -112,6 +112,8 @@ class Workspace:
             addresses = {"scratch": scratch}
             if step.bias is not None:
                 addresses["bias"] = self._bias[step.bias].ctypes.data
+            if step.gate is not None:
+                addresses["bias"] = base + self.program.offsets[step.gate]
             for slot, name in (("x", step.x), ("y", step.y), ("residual", step.residual)):
                 if name is not None:
                     addresses[slot] = 0 if name.startswith("@") else base + self.program.offsets[name]

@@ -11,16 +11,12 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
+from aerogel.capture.nodes import LOWEST
 from aerogel.capture.onnx.file import Attributes
 from aerogel.capture.onnx.sizes import Size, divided, larger
 from aerogel.capture.onnx.values import Reader, Value, operator
 from aerogel.errors import InvalidFile, UnsupportedModel
 from aerogel.ir import Ref
-
-LOWEST = float(np.finfo(np.float32).min)
-"""What onnxruntime's maximum begins with."""
 
 
 @dataclass(frozen=True)

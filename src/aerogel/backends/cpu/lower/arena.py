@@ -12,12 +12,13 @@ LINE = 64
 
 @dataclass(frozen=True)
 class Touch:
-    """The buffers of one step: what it reads, what it writes, and what it adds. A name with "@" is no buffer
-    of ours."""
+    """The buffers of one step: what it reads, what it writes, what it adds, and the gate it multiplies with.
+    A name with "@" is no buffer of ours."""
 
     x: str
     y: str
     residual: str | None
+    gate: str | None = None
 
 
 @dataclass
@@ -41,7 +42,7 @@ def place(
 
     lives: dict[str, _Life] = {}
     for i, step in enumerate(steps):
-        for name in (step.x, step.y, step.residual):
+        for name in (step.x, step.y, step.residual, step.gate):
             if name is not None and not name.startswith("@"):
                 lives.setdefault(holder(name), _Life(i, i)).last = i
     shared: dict[str, str] = {}

@@ -29,7 +29,7 @@ def enlarges(node: Node, shapes: Mapping[str, tuple[int, ...]]) -> Enlarge | Non
     if not node.op.startswith("aten.upsample_nearest2d."):
         return None
     (h, w), (p, q) = shapes[node.inputs[0]][2:], shapes[node.name][2:]
-    by = next((n for n in (2, 4) if (p, q) == (n * h, n * w)), None)
+    by = next((n for n in (2, 4, 8) if (p, q) == (n * h, n * w)), None)
     return None if by is None or any(scale not in (None, by) for scale in _scales(node)) else Enlarge(by)
 
 

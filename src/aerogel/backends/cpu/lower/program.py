@@ -9,16 +9,26 @@ precision is such a copy, and never a step of its own.
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from aerogel.backends.cpu.lower import bytemaps, features, pooled, pooling
+from aerogel.backends.cpu.lower import bytemaps, elementwise, features, pooled, pooling
 from aerogel.backends.cpu.lower.arena import Touch, place
 from aerogel.backends.cpu.lower.convert import Enlarge, convert, enlarges
+from aerogel.backends.cpu.lower.elementwise import Elementwise, elementwise_of, gated
 from aerogel.backends.cpu.lower.planes import planes, read, written
 from aerogel.backends.cpu.lower.residency import staying
 from aerogel.backends.cpu.lower.views import concatenated, cuts, homes, root
-from aerogel.capture.nodes import Meanings, Stored, casts, image_shape, pairs, pooling_of, problem
+from aerogel.capture.nodes import (
+    Meanings,
+    Stored,
+    casts,
+    image_shape,
+    padded_pools,
+    pairs,
+    pooling_of,
+    problem,
+)
 from aerogel.codegen.cpu.abi import Kernel, LibraryCall, native
 from aerogel.ir import IN_BYTES, Config, Graph, Layout, Node, Place, Quantized, Shape, Target, Weight
 from aerogel.methods import BASELINE, cpu_form
@@ -34,6 +44,7 @@ class Native:
     y: str
     residual: str | None = None
     bias: str | None = None
+    gate: str | None = None
     label: str = ""
     conv: str = ""
     """The convolution it computes; what it writes may be that, pooled."""
@@ -127,7 +138,14 @@ class _Walk:
         self.parts: list[Part] = []
         self.torch = {*graph.inputs, *graph.constants}
         self.arena: dict[str, tuple[Layout, Shape]] = {}
-        sizes = [(stored[name], image_shape(shapes[name])[2:]) for name in self.stays]
+        found = {n.name: elementwise_of(n, shapes, stored) for n in graph.nodes if n.name in self.stays}
+        self.elementwise = {name: own for name, own in found.items() if own is not None}
+        self.gated = gated(graph, self.elementwise, self.users)
+        self.padded = padded_pools(graph)
+        self.skipped = {product for product, _ in self.gated.values()}
+        self.skipped |= {next(iter(n.inputs)) for n in graph.nodes if n.name in self.padded} & self.stays
+        named = {*self.stays, *(name for own in self.elementwise.values() for name in own.maps)}
+        sizes = [(stored[name], image_shape(shapes[name])[2:]) for name in named]
         self.planes = planes(self.problems, self.choices, target, sizes)
 
     def program(self) -> Program:
@@ -137,7 +155,8 @@ class _Walk:
             elif self._free_cast(node):
                 self.cast[node.name] = node.inputs[0]
             elif node.name in self.stays:
-                if node.name not in self.arena:  # a convolution may have pooled it
+                # a convolution may have pooled it, or what reads it reads what it is made of
+                if node.name not in self.arena and node.name not in self.skipped:
                     self._staying_node(node)
             elif not (cuts(node) and self.stays.issuperset(self.users[node.name])):
                 for name in node.inputs:
@@ -174,6 +193,9 @@ class _Walk:
             self._concat(node)
         elif node.op in IN_BYTES:
             self._bytemap(node)
+        elif node.name in self.elementwise:
+            _, own = self.gated.get(node.name, ("", self.elementwise[node.name]))
+            self._elementwise(node, own)
         elif larger := enlarges(node, self.shapes):
             self._enlarge(node, larger)
         else:
@@ -185,7 +207,7 @@ class _Walk:
         x, residual = self._in_arena(x, plane), None if residual is None else self._in_arena(residual, plane)
         made = features.kernel(self.weights[weight].array, conv, plane, plane, self.target)
         label = f"dot {node.layer or node.name}"
-        self._segment().natives.append(Native(made, x, node.name, residual, bias, label))
+        self._segment().natives.append(Native(made, x, node.name, residual, bias, label=label))
         self.arena[node.name] = (plane, conv.y_shape)
 
     def _enlarge(self, node: Node, larger: Enlarge) -> None:
@@ -196,6 +218,17 @@ class _Walk:
             self._segment().natives.append(Native(made, origin, node.name, label=f"enlarge {node.name}"))
         self.arena[node.name] = (writes, image_shape(self.shapes[node.name]))
 
+    def _elementwise(self, node: Node, own: Elementwise) -> None:
+        plane, shape = self._plane(node.name), image_shape(self.shapes[node.name])
+        gates = None if own.gate is None else self._plane(own.gate)
+        gate = None if own.gate is None or gates is None else self._in_arena(own.gate, gates)
+        x = self._in_arena(own.x, plane)
+        beside = None if own.beside is None else self._in_arena(own.beside, plane)
+        made = elementwise.kernel(own, shape, plane, gates, self.target)
+        label = f"{own.kind if own.step is None else own.step} {node.layer or node.name}"
+        self._segment().natives.append(Native(made, x, node.name, beside, gate=gate, label=label))
+        self.arena[node.name] = (plane, shape)
+
     def _bytemap(self, node: Node) -> None:
         """A table stands in the place of a bias, the second of two maps in that of a residual."""
         x, y = (image_shape(self.shapes[n]) for n in (node.inputs[0], node.name))
@@ -205,16 +238,15 @@ class _Walk:
         beside = self._in_arena(node.args[1].name, writes) if node.op == "u8.add" else None
         bias = node.args[1].name if node.op == "u8.table" else None
         label = f"{made.name.split()[0]} {node.layer or node.name}"
-        self._segment().natives.append(Native(made, source, node.name, beside, bias, label))
+        self._segment().natives.append(Native(made, source, node.name, beside, bias, label=label))
         self.arena[node.name] = (writes, y)
 
     def _pool(self, node: Node) -> None:
         own = pooling_of(node)
         assert own is not None
-        x, (x_shape, y_shape) = (
-            node.inputs[0],
-            (image_shape(self.shapes[n]) for n in (node.inputs[0], node.name)),
-        )
+        x, sides = self.padded.get(node.name, (node.inputs[0], (*own.pad, *own.pad)))
+        own = replace(own, pad=sides[:2])
+        x_shape, y_shape = (image_shape(self.shapes[n]) for n in (x, node.name))
         reads, writes = self._plane(x), self._plane(node.name)
         zero = self.meanings[x].zero if x in self.meanings else 0
         made = pooling.kernel(own, x_shape, y_shape, reads, writes, self.target, zero)
@@ -270,7 +302,9 @@ class _Walk:
         packed = self.weights[weight].packed(module.pack, conv, config)
         label = f"{config.method} {node.layer or node.name}"
         for kernel in native(module.build(packed, conv, config, self.target, reads, writes)):
-            self._segment().natives.append(Native(kernel, source, node.name, beside, bias, label, node.name))
+            self._segment().natives.append(
+                Native(kernel, source, node.name, beside, bias, label=label, conv=node.name)
+            )
         self.arena[node.name] = (writes, conv.y_shape)
 
     def _with_pool(self, node: Node, source: str, reads: Layout) -> bool:
@@ -299,8 +333,8 @@ class _Walk:
                 after,
                 None,
                 bias,
-                f"{config.method} {node.layer or node.name}, pooled",
-                node.name,
+                label=f"{config.method} {node.layer or node.name}, pooled",
+                conv=node.name,
             )
         )
         self.arena[after] = (writes, y_shape)
@@ -347,7 +381,7 @@ class _Walk:
 
     def _placed(self) -> Program:
         steps = [step for part in self.parts for step in part.natives]
-        touched = [Touch(s.x, s.y, s.residual) for s in steps]
+        touched = [Touch(s.x, s.y, s.residual, s.gate) for s in steps]
         sizes = {
             name: layout.elements(shape) * layout.item_bytes for name, (layout, shape) in self.arena.items()
         }

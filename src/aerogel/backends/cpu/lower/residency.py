@@ -5,10 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from aerogel.backends.cpu.lower import bytemaps, features
+from aerogel.backends.cpu.lower import bytemaps, elementwise, features
 from aerogel.backends.cpu.lower.convert import enlarges
+from aerogel.backends.cpu.lower.elementwise import elementwise_of
 from aerogel.backends.cpu.lower.views import concatenated, cuts, slices
-from aerogel.capture.nodes import Shapes, Stored, casts, pooling_of, problem
+from aerogel.capture.nodes import Shapes, Stored, casts, lowest_pad, padded_pools, pooling_of, problem
 from aerogel.ir import IN_BYTES, Graph, Node, references
 
 
@@ -16,8 +17,8 @@ def passes(node: Node) -> bool:
     """Whether a node can stay in the arena without being timed: it only moves, cuts, pools or enlarges
     maps."""
     larger = node.op == "aten.pixel_shuffle.default" or node.op.startswith("aten.upsample_nearest2d.")
-    moves = larger or node.op in IN_BYTES or bool(concatenated(node))
-    return moves or cuts(node) or pooling_of(node) is not None
+    moves = larger or node.op in IN_BYTES or bool(concatenated(node)) or lowest_pad(node) is not None
+    return elementwise.passes(node) or moves or cuts(node) or pooling_of(node) is not None
 
 
 def staying(
@@ -28,7 +29,8 @@ def staying(
     `kernels` are all convolutions that were given one, the library's among them.
     """
     found, changed, from_bytes = set[str](), set[str](), set[str]()
-    parts = slices(graph, shapes)
+    parts, pools = slices(graph, shapes), padded_pools(graph)
+    padded = {next(iter(n.inputs)): pools[n.name][0] for n in graph.nodes if n.name in pools}
 
     def ours(name: str) -> bool:
         return name in native or name in found
@@ -54,6 +56,10 @@ def staying(
         elif node.op in IN_BYTES:
             maps = [name for name in node.inputs if name not in graph.constants]
             stays = any(map(ours, maps)) and bytemaps.fits(node, shapes[maps[0]])
+        elif node.name in padded:  # the maximum over it reads what was padded
+            stays = ours(padded[node.name])
+        elif (own := elementwise_of(node, shapes, stored)) is not None:
+            stays = ours(own.x) or (own.beside is not None and ours(own.beside))
         elif node.name in parts:
             # else it stands nowhere to be cut
             held = node.name in stored  # a part of bytes that nothing says the meaning of is torch's
