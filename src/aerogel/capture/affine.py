@@ -22,6 +22,11 @@ class Affine(NamedTuple):
     scale: torch.Tensor | None
     shift: torch.Tensor
 
+    def spread(self, times: int) -> Affine:
+        """The same where each channel is so many."""
+        scale = None if self.scale is None else self.scale.repeat_interleave(times)
+        return Affine(self.x, scale, self.shift.repeat_interleave(times))
+
 
 def affine(node: Node, constants: Constants, sizes: tuple[int | str, ...]) -> Affine | None:
     """What a node does to the channels of its input, None where it is something else or not known now.

@@ -191,9 +191,11 @@ class _Fuse:
 
     def _folded(self, node: Node, by: Affine) -> bool:
         """w * scale, and the shift as a bias."""
-        before = self._only(by.x)
+        before, woven = self._behind(by.x)
         if before is None or before.conv is None or before.conv.epilogue not in ((), ("bias",)):
             return False
+        if woven is not None:
+            by = by.spread(woven.args[1] ** 2)
         _, weight, bias, _ = before.conv_inputs()
         moved = by.shift
         if bias is not None:
@@ -205,8 +207,24 @@ class _Fuse:
         self.constants[names[1]] = moved.float()
         conv = replace(before.conv, epilogue=("bias",))
         merged = Node(node.name, "conv", (before.args[0], *map(Ref, names)), {}, conv, before.layer)
-        self._replace(before, node, merged)
+        self._behind_replaced(before, woven, node, merged)
         return True
+
+    def _behind(self, argument: Any) -> tuple[Node | None, Node | None]:
+        """The node behind an argument, if this is its only reader, and the weaving of its channels to pixels
+        that is between: what is done to each number alone may as well be done before that."""
+        before = self._only(argument)
+        if before is None or before.op != "aten.pixel_shuffle.default":
+            return before, None
+        return self._only(before.args[0]), before
+
+    def _behind_replaced(self, before: Node, woven: Node | None, after: Node, merged: Node) -> None:
+        """`merged` stands for `before` and `after`, and is woven where `before` was."""
+        if woven is None:
+            self._replace(before, after, merged)
+            return
+        self.nodes[before.name] = replace(merged, name=before.name)
+        self._replace(woven, after, replace(woven, name=after.name))
 
     def _scale(self, node: Node, by: Affine) -> bool:
         own = self._held(node.args[3])
@@ -229,10 +247,11 @@ class _Fuse:
         """An activation or a residual add after a convolution that nothing else reads."""
         step = activation_of(node)
         if step is not None:
-            before = self._only(node.args[0])
+            before, woven = self._behind(node.args[0])
             if before is None or before.conv is None or before.conv.activation is not None:
                 return False
-            self._replace(before, node, replace(before, name=node.name, conv=_with(before.conv, step)))
+            merged = replace(before, name=node.name, conv=_with(before.conv, step))
+            self._behind_replaced(before, woven, node, merged)
             return True
         if (
             node.op != "aten.add.Tensor"

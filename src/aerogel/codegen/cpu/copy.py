@@ -178,13 +178,38 @@ class _Wide:
         real = b.sub(a["column_high"], a["column_low"])
         whole = b.sub(b.sdiv(a["row_bytes"], I64(4)), a["column_low"])
 
-        def some(j: Value, _: list[Value]) -> None:
-            left = b.sub(real, j)
-            moved = self.turn([self.columns(begin, j, left) for begin in begins], I32(0))
-            value = b.select(self.below(left), moved, self.nothing)
-            b.call(self.store, [value, e.at(start, b.mul(j, I64(4))), self.below(b.sub(whole, j))])
+        repeat = self.code.repeat
 
-        e.loop(I64(0), b.add(whole, I64(self.lanes - 1)), some, step=self.lanes)
+        def some(j: Value, _: list[Value]) -> None:
+            made = self.enlarged(begins[0], j, real) if repeat > 1 else [self.moved(begins, j, real)]
+            for i, vector in enumerate(made):
+                at = b.add(j, I64(i * self.lanes))
+                value = b.select(self.below(b.sub(real, at)), vector, self.nothing)
+                b.call(self.store, [value, e.at(start, b.mul(at, I64(4))), self.below(b.sub(whole, at))])
+
+        step = self.lanes * repeat
+        e.loop(I64(0), b.add(whole, I64(step - 1)), some, step=step)
+
+    def moved(self, begins: list[Value], j: Value, real: Value) -> Value:
+        left = self.b.sub(real, j)
+        return self.turn([self.columns(begin, j, left) for begin in begins], I32(0))
+
+    def enlarged(self, begin: Value, j: Value, real: Value) -> list[Value]:
+        """The vectors from column j on that a vector of each part of the source becomes, in turn."""
+        b, e, repeat = self.b, self.e, self.code.repeat
+        own, left = (b.sdiv(v, I64(repeat)) for v in (j, b.sub(real, j)))
+        parts = [self.columns(e.at(begin, b.mul(I64(i), self.a["x_part"])), own, left) for i in range(repeat)]
+        return self.woven(parts)
+
+    def woven(self, parts: list[Value]) -> list[Value]:
+        """The first elements of all parts, then the second ones, and so on."""
+        if len(parts) == 1:
+            return parts
+        low = [i // 2 + (i % 2) * self.lanes for i in range(self.lanes)]
+        orders = [[i + half * self.lanes // 2 for i in low] for half in range(2)]
+        masks = [ir.Constant(ir.VectorType(I32, self.lanes), order) for order in orders]
+        pairs = zip(self.woven(parts[::2]), self.woven(parts[1::2]), strict=True)
+        return [self.b.shuffle_vector(one, other, mask) for one, other in pairs for mask in masks]
 
     def columns(self, begin: Value, j: Value, left: Value) -> Value:
         """Elements j * step and on, of which so many are left."""

@@ -52,7 +52,8 @@ class CopyCode:
         its own way."""
         words = self.item_bytes == (4, 4) and (self.same or self.reads == "f32")
         masked = self.isa in ("avx512", "avx2")
-        return VECTOR_BYTES[self.isa] // 4 if words and masked and self.repeat == 1 and self.step else 0
+        steps = self.step if self.repeat == 1 else self.step == 1 and self.same and self.repeat in (2, 4, 8)
+        return VECTOR_BYTES[self.isa] // 4 if words and masked and steps else 0
 
 
 def kind(code: CopyCode, dtype: str, size: int) -> Value:
