@@ -92,11 +92,18 @@ def test_never_worse() -> None:
         norm.track_running_stats = False  # settling alone would gain
         norm.running_mean = norm.running_var = None
     before = copy.deepcopy(model.state_dict())
-    aerogel.heal(model, CALLS, teacher=teacher, steps=10, rate=0.9, progress=False)
+    aerogel.heal(model, CALLS, teacher=teacher, steps=1, rate=0.9, progress=False)
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
     same = copy.deepcopy(teacher)  # nothing to gain, only to lose
     aerogel.heal(same, CALLS, teacher=teacher, steps=5, rate=0.5, progress=False)
     assert all(torch.equal(v, teacher.state_dict()[k]) for k, v in same.state_dict().items())
+
+
+def test_a_rate_that_leads_away_is_left_for_a_slower_one() -> None:
+    teacher, model = pruned()
+    before = away(model, teacher)
+    aerogel.heal(model, CALLS, teacher=teacher, steps=60, rate=0.9, progress=False)
+    assert away(model, teacher) < before / 1.5
 
 
 def test_it_stops_when_nothing_is_gained() -> None:

@@ -29,6 +29,9 @@ from aerogel.runtime.eager import images, seed
 
 LOOKS, PATIENCE = 10, 3
 """How often held out calls are looked at, and after how many looks without gain it is enough."""
+AWAY, SLOWER, TIMES = 1.2, 10, 4
+"""A model that is so many times farther from its teacher at the first look begins again, at a rate divided by
+this, at most so often: networks without batch norm may want a thousandth of what others do."""
 ENOUGH, ROWS = 8, 256
 """Calls from which on some are held out; rows (images) that are, in at most a quarter of the calls."""
 KEPT = 256 << 20
@@ -68,7 +71,8 @@ def heal(
             `[x for x, _ in loader]`, or lazily a `collate_fn` that leaves labels out.
         teacher: The network before pruning (`copy.deepcopy(model)`), or another with the same answers.
         steps: Optimizer steps at most, one call each.
-        rate: The highest learning rate (AdamW, cosine).
+        rate: The highest learning rate (AdamW, cosine). Where it leads away from the teacher, a tenth of it
+            is tried, and so on.
         dtype: `torch.bfloat16` computes in bf16 where torch's autocast does; weights keep their type.
         progress: True, False, or None: where somebody seems to look.
     """
@@ -127,19 +131,25 @@ def _train(best: _Best, loss: Loss, calls: Iterator[Any], steps: int, rate: floa
     """At most so many steps; then the model is as it was when it was best."""
     trained = [p for p in best.model.parameters() if _trained(p)]
     theirs = [p.grad for p in trained]
-    optimizer = torch.optim.AdamW(trained, rate)
+    optimizer, began, again = torch.optim.AdamW(trained, rate), 0, 0
     nearest, idle = math.inf, 0  # of the steps: they may lead away at first
+    each = max(1, steps // LOOKS)
     line.begin("healing", 1.0)
     try:
         for step in range(1, steps + 1):
             line.step("healing, step", step, steps, f"loss {best.before:.3g} -> {best.least:.3g}")
             for group in optimizer.param_groups:
-                group["lr"] = rate * _cosine(step, steps)
+                group["lr"] = rate * _cosine(step - began, steps - began)
             optimizer.zero_grad()
             loss.learn(_next(calls, step))
             optimizer.step()
-            if step % max(1, steps // LOOKS) == 0 or step == steps:
+            if step % each == 0 or step == steps:
                 now = best.look()
+                if step - began <= each and not now <= AWAY * best.before and again < TIMES:
+                    best.restore()
+                    rate, began, again = rate / SLOWER, step, again + 1
+                    optimizer = torch.optim.AdamW(trained, rate)
+                    continue
                 idle = 0 if now < nearest else idle + 1
                 nearest = min(now, nearest)
             if idle == PATIENCE:
