@@ -137,6 +137,10 @@ def _gated(m: Within, x: Tensor) -> Tensor:
     return x + x * m.gate(x, F.hardsigmoid)
 
 
+def _of_another(m: Within, x: Tensor) -> Tensor:
+    return x + F.relu(m.other(x)) * m.gate(x)
+
+
 def _read_twice(m: Within, x: Tensor) -> Tensor:
     y = x * m.gate(x)
     return F.relu(x + y) * y
@@ -168,6 +172,7 @@ BETWEEN = {
     "gates": (_gates, 8),
     "the gate first": (_gate_first, 8),
     "gated": (_gated, 8),
+    "of another": (_of_another, 8),
     "read twice": (_read_twice, 8),
     "with itself": (_with_itself, 8),
     "activated": (_activated, 8),

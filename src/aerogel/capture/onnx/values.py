@@ -156,6 +156,7 @@ class Reader:
         """From here on the sizes of a tensor, and of what is computed from it, count as open but for some
         dimensions."""
         self.loose[ref.name] = sure
+        self.sized[ref.name] = self._dims(self.made[ref.name])
 
     def _add(self, node: Node) -> None:
         self.nodes.append(node)
