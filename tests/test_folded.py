@@ -73,6 +73,26 @@ LEFT: dict[str, tuple[nn.Module, tuple[int, ...], Around, tuple[int, ...]]] = {
 }
 
 
+@pytest.mark.parametrize(("shape", "first"), [((6,), False), ((1, 1, 6), True)])
+def test_a_bias_of_every_step(shape: tuple[int, ...], first: bool) -> None:
+    """A Linear over steps of a sequence, and its bias as a sum of its own."""
+
+    def around(m: Any, x: Tensor) -> Tensor:
+        return m.c + m.layer(x) if first else m.layer(x) + m.c
+
+    model, x = Held(nn.Linear(12, 6, bias=False), shape, around).eval(), torch.randn(2, 5, 12)
+    assert [node.op for node in network(model, x).graph.nodes] == ["aten.linear.default"]
+    right(model, aerogel.compile(model, x, tune="off"), x)
+
+
+@pytest.mark.parametrize("shape", [(5, 6), (1,), (2, 1, 5, 6)])
+def test_what_is_no_bias_of_every_step(shape: tuple[int, ...]) -> None:
+    model = Held(nn.Linear(12, 6, bias=False), shape, lambda m, x: m.layer(x) + m.c).eval()
+    x = torch.randn(2, 5, 12)
+    assert "aten.add.Tensor" in [node.op for node in network(model, x).graph.nodes]
+    right(model, aerogel.compile(model, x, tune="off"), x)
+
+
 @pytest.mark.parametrize("sparsity", [0.0, 0.8])
 @pytest.mark.parametrize("what", FOLDED)
 def test_folded(what: str, sparsity: float) -> None:

@@ -77,7 +77,9 @@ class _Fuse:
             elif self._rank(node) == 4 and (pair := enlarging(node, self.constants)) is not None:
                 self.nodes |= {made.name: made for made in pair}
                 self.uses[pair[0].name] = 1
-            elif not self._average(node) and not self._channelwise(node) and not self._epilogue(node):
+            elif not any(
+                taken(node) for taken in (self._average, self._channelwise, self._shifted, self._epilogue)
+            ):
                 self.nodes[node.name] = node
                 if base in ("aten.conv3d", "aten.conv_transpose2d", "aten.conv_transpose1d"):
                     self.left[node.layer or node.name] = f"{base[5:]} has no sparse kernel; torch runs it"
@@ -155,6 +157,25 @@ class _Fuse:
         conv = Conv(held.shape[1], held.shape[0], dtypes=dtypes, epilogue=() if bias is None else ("bias",))
         args = (node.args[0], Ref(name), *(() if bias is None else (bias,)))
         return Node(node.name, "conv", args, {}, conv, node.layer or node.name)
+
+    def _shifted(self, node: Node) -> bool:
+        """Numbers for each feature, added to a Linear over something else than features, are its bias."""
+        if node.op != "aten.add.Tensor" or node.kwargs or len(node.args) != 2:
+            return False
+        for own, by in (node.args, node.args[::-1]):
+            before, held = self._only(own), self._held(by)
+            if before is None or before.op != "aten.linear.default" or held is None:
+                continue
+            weight = self._held(before.args[1])
+            alone = weight is not None and before.args[2:] in ((), (None,)) and held.dtype == weight.dtype
+            if weight is None or not alone or held.shape[-1:] != weight.shape[:1]:
+                continue
+            if held.numel() == len(weight) and held.dim() <= self._rank(before):
+                self.constants[f"{node.name}.bias"] = held.reshape(-1)
+                args = (*before.args[:2], Ref(f"{node.name}.bias"))
+                self._replace(before, node, replace(before, name=node.name, args=args))
+                return True
+        return False
 
     def _average(self, node: Node) -> bool:
         """A pool to one pixel becomes a mean over the image; a flatten after it, a mean that keeps no
