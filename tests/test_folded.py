@@ -78,7 +78,9 @@ def test_a_bias_of_every_step(shape: tuple[int, ...], first: bool) -> None:
     """A Linear over steps of a sequence, and its bias as a sum of its own."""
 
     def around(m: Any, x: Tensor) -> Tensor:
-        return m.c + m.layer(x) if first else m.layer(x) + m.c
+        layer, shift = m.layer(x), m.c
+        found: Tensor = shift + layer if first else layer + shift
+        return found
 
     model, x = Held(nn.Linear(12, 6, bias=False), shape, around).eval(), torch.randn(2, 5, 12)
     assert [node.op for node in network(model, x).graph.nodes] == ["aten.linear.default"]

@@ -106,10 +106,12 @@ def again(first: Compiled, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tup
     model, ((args, kwargs),) = first.backend.host(shell(first.original), [(args, kwargs)])
     captured = capture(model, args, kwargs)
     graph, constants, _ = fuse(captured.graph, captured.constants, captured.shapes, captured.types)
-    network, half = Network(captured, graph, constants, like=first.network), first.network.half
+    # the same once fused is not enough: numbers of the graph may have been folded into its weights
+    like = first.network if captured.graph == first.network.captured.graph else None
+    network, half = Network(captured, graph, constants, like=like), first.network.half
     if half is not None:
         network.shapes(network.captured.flat(args, kwargs))
-        network = network.halved(Half(half.dtypes, network.stored, half.stay), first.network)
+        network = network.halved(Half(half.dtypes, network.stored, half.stay), like)
     known = {(c.layer, c.conv.layer()): c for c in first.plan.choices}
     choices = []
     for node in network.convs():
