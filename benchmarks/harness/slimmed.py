@@ -78,14 +78,14 @@ def in_bytes(result: dict[str, Any]) -> str:
 
 def text(results: list[dict[str, Any]]) -> str:
     """rapidocr's two files: lines read as before."""
-    timed = any(r["ours_ms"] for r in results)
+    timed, names = any(r["ours_ms"] for r in results), {"dense": "as it came"} | WAYS
     times = "aerogel, ms | onnxruntime, ms | " if timed else ""
     lines = [
         f"| file | zeros | way | same text | {times}seconds |",
         "|---|---|---|---|---|" + "---|---|" * timed,
     ]
-    for r in sorted(results, key=lambda r: (r["part"], r["share"], list(WAYS).index(r["way"]))):
-        cells = [r["part"], f"{r['share']:.0%}", WAYS[r["way"]], f"{r['same']:.1%}"]
+    for r in sorted(results, key=lambda r: (r["part"], r["share"], list(names).index(r["way"]))):
+        cells = [r["part"], f"{r['share']:.0%}", names[r["way"]], f"{r['same']:.1%}"]
         cells += [_rounded(r[name], 1) for name in ("ours_ms", "onnxruntime_ms") if timed]
         cells.append(_rounded(r["seconds"], 0))
         lines.append(f"| {' | '.join(cells)} |")
