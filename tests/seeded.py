@@ -395,5 +395,5 @@ FAULTS = (
     Fault("codegen/cpu/elementwise.py", 'b.select(e.lanes_of(a["live"], v, lanes), e.narrow(made, code.dtype, lanes), zeros)', "e.narrow(made, code.dtype, lanes)", "what stands in a border is kept", BESIDE + "test_exact_inside_guard_pages"),
     Fault("backends/cpu/lower/elementwise.py", "and inner.x == x and", "and", "another map's gated self is added", BESIDE + "test_nothing_is_left_to_torch"),
     Fault("capture/nodes.py", "        if inside and source is not None", "        if source is not None", "a window of padding alone is no lowest float", BESIDE + "test_what_only_looks_like_it"),
-    Fault("capture/onnx/expressions.py", "out + (Expression.open(", "(Expression.open(", "whole parts of a quotient are lost", "tests/test_dims.py"),
+    Fault("capture/onnx/expressions.py", "outside + rounded if", "rounded if", "whole parts of a quotient are lost", "tests/test_dims.py"),
 )  # fmt: skip

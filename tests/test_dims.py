@@ -12,8 +12,12 @@ import torch
 from onnx import helper
 
 import aerogel
+from aerogel.backends.cpu.lower.program import build
 from aerogel.capture.onnx.expressions import Expression, joined
 from aerogel.capture.onnx.read import read
+from aerogel.capture.separate import separate
+from aerogel.errors import ShapeError
+from aerogel.ir import Conv, Graph, Node, Ref, host
 from aerogel.runtime.graphmodel import GraphModel
 from aerogel.runtime.reading import network_of
 from tests.onnx_files import answers, numbers, written
@@ -125,9 +129,55 @@ def test_sizes_that_agree_by_chance_are_not_one(tmp_path: Path) -> None:
     assert np.allclose(fast.run(None, {"x": x})[0], answers(path, x)[0], atol=1e-5)
 
 
-def test_a_batch_that_stays_open_runs_image_by_image(tmp_path: Path) -> None:
-    from aerogel.capture.separate import separate
+def _shape_of(start: int, end: int, name: str) -> Any:
+    return node("Shape", ["x"], [name], start=start, end=end)
 
+
+def test_a_number_with_fractions_is_not_its_floor(tmp_path: Path) -> None:
+    """H / 3 in float32, rounded down and up: alike at both examples, and at 4 rows not."""
+    nodes = [_shape_of(2, 3, "h"), _shape_of(0, 2, "nc"), _shape_of(3, 4, "w")]
+    nodes += [node("Cast", ["h"], ["f"], to=1), node("Div", ["f", "three"], ["q"])]
+    for how, name in (("Floor", "a"), ("Ceil", "b")):
+        nodes += [node(how, ["q"], [f"{name}f"]), node("Cast", [f"{name}f"], [f"{name}i"], to=7)]
+        nodes += [node("Concat", ["nc", f"{name}i", "w"], [f"{name}s"], axis=0)]
+        nodes += [node("Resize", ["x", "", "", f"{name}s"], [name], mode="linear")]
+    nodes += [node("Conv", ["a", "k"], ["c"], pads=[1, 1, 1, 1]), node("Add", ["c", "b"], ["y"])]
+    sizes: list[Any] = ["N", 16, "H", "W"]
+    arrays = {"three": np.array([3], np.float32), "k": _kernel()}
+    path = written(tmp_path / "m.onnx", nodes, {"x": sizes}, {"y": None}, arrays)
+    captured = read(path, {"x": (1, 16, 12, 10)})
+    network, _ = network_of(GraphModel(captured, captured.constants), captured.filled(), None)
+    assert "aten.add.Tensor" in [n.op for n in network.graph.nodes]
+    fast, x = aerogel.compile(path, shapes={"x": (1, 16, 12, 10)}, tune="off"), numbers(1, 16, 12, 10)
+    assert np.allclose(fast.run(None, {"x": x})[0], answers(path, x)[0], atol=1e-5)
+
+
+def _kernel() -> Any:
+    kept = np.random.default_rng(0).random((16, 16, 3, 3)) > 0.9
+    return (numbers(16, 16, 3, 3) * kept).astype(np.float32)
+
+
+def test_the_name_of_a_size_is_no_expression(tmp_path: Path) -> None:
+    """A file may call an input's size "H + 1"; nothing says that it is one more than H."""
+    nodes = [node("Conv", ["x", "k"], ["c"], pads=[1, 1, 2, 1]), node("Add", ["c", "z"], ["y"])]
+    sizes: dict[str, list[Any] | None] = {"x": ["N", 16, "H", "W"], "z": ["N", 16, "H + 1", "W"]}
+    path = written(tmp_path / "m.onnx", nodes, sizes, {"y": None}, {"k": _kernel()})
+    fast = aerogel.compile(path, shapes={"x": (1, 16, 12, 10), "z": (1, 16, 13, 10)}, tune="off")
+    for rows in (13, 1):
+        x, z = numbers(1, 16, 12, 10), numbers(1, 16, rows, 10)
+        assert np.allclose(fast.run(None, {"x": x, "z": z})[0], answers(path, x, z)[0], atol=1e-5)
+
+
+def test_a_residual_of_other_sizes_never_reaches_a_kernel() -> None:
+    """The second line, if a rule about sizes were wrong."""
+    made = Node("y", "conv", (Ref("x"), Ref("w"), Ref("z")), {}, Conv(4, 4, epilogue=("add",)))
+    graph = Graph(("x", "z"), ("w",), (made,), (Ref("y"),))
+    shapes = {"x": (1, 4, 5, 5), "z": (1, 4, 1, 5), "w": (4, 4, 1, 1), "y": (1, 4, 5, 5)}
+    with pytest.raises(ShapeError, match="other sizes"):
+        build(graph, shapes, {}, {}, {}, host())
+
+
+def test_a_batch_that_stays_open_runs_image_by_image(tmp_path: Path) -> None:
     arrays = {"c": numbers(4, 4, 1, 1, seed=2)}
     path = _residual(tmp_path / "m.onnx", SHORTCUTS["a projection"], arrays)
     assert separate(read(path, {"x": (4, 4, 12, 10)}))

@@ -73,6 +73,27 @@ LEFT: dict[str, tuple[nn.Module, tuple[int, ...], Around, tuple[int, ...]]] = {
 }
 
 
+def test_pixels_woven_of_images_are_left() -> None:
+    """Over a signal, pixel_shuffle weaves images."""
+    model = Held(nn.Conv1d(3, 6, 3, padding=1), (1,), lambda m, x: F.pixel_shuffle(m.layer(x), 2) * 2.0)
+    x = torch.randn(4, 3, 20)
+    right(model.eval(), aerogel.compile(model.eval(), x, tune="off"), x)
+
+
+@pytest.mark.parametrize(
+    ("by", "dtype"), [(1e-3, torch.float16), (1e7, torch.float16), (1e39, torch.float32)]
+)
+def test_a_scale_that_weights_cannot_hold_is_left(by: float, dtype: torch.dtype) -> None:
+    layer = nn.Conv2d(3, 6, 3, bias=False)
+    model = Held(layer, (1,), lambda m, x: m.layer(x) * by).eval().to(dtype)
+    with torch.no_grad():
+        layer.weight *= 0.1
+    x = (torch.rand(1, 3, 9, 9) * (255 if by < 1 else 1e-4)).to(dtype)
+    assert "aten.mul.Tensor" in [node.op for node in network(model, x).graph.nodes]
+    with torch.no_grad():
+        assert torch.equal(aerogel.compile(model, x, tune="off")(x), model(x))
+
+
 @pytest.mark.parametrize(("shape", "first"), [((6,), False), ((1, 1, 6), True)])
 def test_a_bias_of_every_step(shape: tuple[int, ...], first: bool) -> None:
     """A Linear over steps of a sequence, and its bias as a sum of its own."""

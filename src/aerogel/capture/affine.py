@@ -50,7 +50,7 @@ def affine(node: Node, constants: Constants, sizes: tuple[int | str, ...]) -> Af
 def _held(argument: Any, constants: Constants) -> torch.Tensor | None:
     """A constant, or a number as one."""
     if type(argument) in (int, float):
-        return torch.tensor([float(argument)], dtype=torch.float64)
+        return torch.tensor([float(argument)], dtype=torch.float32)
     return constants.get(argument.name) if isinstance(argument, Ref) else None
 
 

@@ -224,7 +224,10 @@ class _Fuse:
         names = weight, f"{before.name}.bias"
         if by.scale is not None:
             names = f"{before.name}.weight", names[1]
-            self.constants[names[0]] = _scaled(self.constants[weight], by.scale)
+            scaled = _scaled(self.constants[weight], by.scale)
+            if _lost(self.constants[weight], scaled):
+                return False
+            self.constants[names[0]] = scaled
         self.constants[names[1]] = moved.float()
         conv = replace(before.conv, epilogue=("bias",))
         merged = Node(node.name, "conv", (before.args[0], *map(Ref, names)), {}, conv, before.layer)
@@ -235,7 +238,7 @@ class _Fuse:
         """The node behind an argument, if this is its only reader, and the weaving of its channels to pixels
         that is between: what is done to each number alone may as well be done before that."""
         before = self._only(argument)
-        if before is None or before.op != "aten.pixel_shuffle.default":
+        if before is None or before.op != "aten.pixel_shuffle.default" or self._rank(before) != 4:
             return before, None
         return self._only(before.args[0]), before
 
@@ -351,6 +354,14 @@ def _scaled(weight: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
     ):
         into.copy_(filters.double() * numbers[:, None, None, None])
     return found
+
+
+def _lost(weight: torch.Tensor, scaled: torch.Tensor) -> bool:
+    """Whether a scale leaves most weights in half precision too small to be told well, or some too large."""
+    if weight.dtype != torch.float16:
+        return False
+    kept, coarse = weight != 0, scaled.abs() < torch.finfo(weight.dtype).tiny
+    return bool((scaled.isinf() & weight.isfinite()).any() or 2 * (kept & coarse).sum() > kept.sum())
 
 
 def _with(conv: Conv, step: str) -> Conv:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from aerogel.errors import ShapeError
 from aerogel.ir import BYTES, Conv, Graph, Node, Pool, Quantized, Ref, Shape
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -31,6 +32,14 @@ def problem(node: Node, shapes: Shapes) -> Conv:
     assert node.conv is not None
     n, _, h, w = image_shape(shapes[node.conv_inputs()[0]])
     return node.conv.at(n, h, w)
+
+
+def added_alike(graph: Graph, shapes: Shapes) -> None:
+    """Kernels add by address: a residual has the sizes of what it is added to."""
+    for node in graph.nodes:
+        residual = None if node.conv is None else node.conv_inputs()[3]
+        if residual is not None and image_shape(shapes[residual]) != problem(node, shapes).y_shape:
+            raise ShapeError(f"layer '{node.layer or node.name}': what is added has other sizes")
 
 
 def casts(node: Node, stored: Stored) -> bool:
@@ -165,11 +174,11 @@ def padded_pools(graph: Graph) -> dict[str, tuple[str, Sides]]:
         own = pooling_of(node)
         pad = nodes.get(node.inputs[0]) if own is not None and own.kind == "max" else None
         sides = None if pad is None else lowest_pad(pad)
-        if own is None or pad is None or sides is None or len(users[pad.name]) > 1 or own.pad != (0, 0):
+        plain = own is not None and own.pad == (0, 0) and own.dilation == (1, 1)
+        if own is None or pad is None or sides is None or len(users[pad.name]) > 1 or not plain:
             continue
         source = nodes.get(pad.inputs[0])
-        reach = [d * (k - 1) for d, k in zip(own.dilation, own.window, strict=True)]
-        inside = all(side <= reach[i % 2] for i, side in enumerate(sides))
+        inside = all(side < own.window[i % 2] for i, side in enumerate(sides))
         if inside and source is not None and source.conv is not None and source.conv.steps[-1:] in _POSITIVE:
             found[node.name] = source.name, sides
     return found

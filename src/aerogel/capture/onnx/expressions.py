@@ -10,17 +10,25 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from typing import Any, NamedTuple
 
 Both = tuple[float, float]
 """A number in each of a reader's two examples."""
 
 
+class Term(NamedTuple):
+    """An open number times a factor. It is `whole` if it surely has no fraction."""
+
+    times: Fraction
+    both: Both
+    whole: bool = True
+
+
 @dataclass(frozen=True)
 class Expression:
-    """Open sizes times their coefficients, and a number. `both` is its value in the two examples."""
+    """Open sizes times their factors, and a number. `both` is its value in the two examples."""
 
-    terms: Mapping[str, tuple[Fraction, Both]]
+    terms: Mapping[str, Term]
     rest: Fraction = Fraction(0)
 
     @staticmethod
@@ -28,9 +36,9 @@ class Expression:
         return Expression({}, Fraction(value))
 
     @staticmethod
-    def open(name: str, both: Both) -> Expression:
-        """A size of which only this is known."""
-        return Expression({name: (Fraction(1), both)})
+    def open(name: str, both: Both, whole: bool = True) -> Expression:
+        """A size, or with fractions a number, of which only this is known."""
+        return Expression({name: Term(Fraction(1), both, whole)})
 
     @property
     def number(self) -> int | None:
@@ -40,17 +48,19 @@ class Expression:
     @property
     def whole(self) -> bool:
         """Whether it is a whole number because all of its parts are."""
-        return all(f.denominator == 1 for f in (self.rest, *(f for f, _ in self.terms.values())))
+        parts = all(t.whole and t.times.denominator == 1 for t in self.terms.values())
+        return parts and self.rest.denominator == 1
 
     @property
     def both(self) -> Both:
         first, second = (
-            float(self.rest + sum(f * Fraction(both[e]) for f, both in self.terms.values())) for e in range(2)
+            float(self.rest + sum(t.times * Fraction(t.both[e]) for t in self.terms.values()))
+            for e in range(2)
         )
         return first, second
 
     def __str__(self) -> str:
-        parts = [name if f == 1 else f"{f}*{name}" for name, (f, _) in sorted(self.terms.items())]
+        parts = [name if t.times == 1 else f"{t.times}*{name}" for name, t in sorted(self.terms.items())]
         parts += [str(self.rest)] * bool(self.rest or not parts)
         return " + ".join(parts).replace("+ -", "- ")
 
@@ -62,29 +72,33 @@ class Expression:
 
     def __add__(self, other: Expression) -> Expression:
         terms = dict(self.terms)
-        for name, (f, both) in other.terms.items():
-            terms[name] = (f + terms[name][0] if name in terms else f, both)
-        return Expression({n: (f, both) for n, (f, both) in terms.items() if f}, self.rest + other.rest)
+        for name, term in other.terms.items():
+            more = terms[name].times if name in terms else 0
+            terms[name] = term._replace(times=term.times + more)
+        return Expression({n: t for n, t in terms.items() if t.times}, self.rest + other.rest)
 
     def __sub__(self, other: Expression) -> Expression:
         return self + other.times(Fraction(-1))
 
     def times(self, factor: Fraction) -> Expression:
-        terms = {name: (f * factor, both) for name, (f, both) in self.terms.items() if factor}
+        terms = {name: t._replace(times=t.times * factor) for name, t in self.terms.items() if factor}
         return Expression(terms, self.rest * factor)
 
     def floor(self) -> Expression:
         """The largest whole number that is no larger; whole parts come out of it."""
         if self.whole:
             return self
-        by = math.lcm(self.rest.denominator, *(f.denominator for f, _ in self.terms.values()))
-        out = Expression(
-            {n: (Fraction(math.floor(f)), both) for n, (f, both) in self.terms.items() if math.floor(f)},
-            Fraction(math.floor(self.rest)),
-        )
-        inner = (self - out).times(Fraction(by))
+        by = math.lcm(self.rest.denominator, *(t.times.denominator for t in self.terms.values()))
+        out = {
+            name: t._replace(times=Fraction(math.floor(t.times)))
+            for name, t in self.terms.items()
+            if t.whole and math.floor(t.times)
+        }
+        outside = Expression(out, Fraction(math.floor(self.rest)))
+        inner = (self - outside).times(Fraction(by))
         first, second = (math.floor(v / by) for v in inner.both)
-        return out + (Expression.open(f"({inner})//{by}", (first, second)) if inner.terms else Expression({}))
+        rounded = Expression.open(f"({inner})//{by}", (first, second))
+        return outside + rounded if inner.terms else outside
 
 
 def joined(op: str, values: list[Any], nonnegative: bool) -> Expression | None:

@@ -149,7 +149,7 @@ def in_form(op: str, args: tuple[Any, ...], dtype: torch.dtype) -> Expression | 
     numbers = [v for v in args if not isinstance(v, Size)]
     if dtype == torch.float32 and op in ROUNDS:
         doubles = op in ("mul", "truediv") and all(math.frexp(v)[0] == 0.5 for v in numbers)
-        if not doubles or isinstance(args[-1], Size) == (op == "truediv"):
+        if not doubles or (op == "truediv" and isinstance(args[-1], Size)):
             return None
     values = [v.expression if isinstance(v, Size) else v for v in args]
     return joined(op, values, min((v.least if isinstance(v, Size) else v) for v in args) >= 0)

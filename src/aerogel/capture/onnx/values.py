@@ -14,6 +14,7 @@ fixed.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -39,6 +40,7 @@ MOST_FOLDED = 2**28
 
 _FROM_NOTHING = ("arange", "full", "ones", "scalar_tensor", "zeros")
 """What would take memory while a file is read."""
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
 OPERATORS: dict[str, Callable[..., Any]] = {}
 """What builds each of ONNX's operators, by its name."""
 
@@ -73,6 +75,7 @@ class Reader:
         not so."""
         self.sized: dict[str, Dims] = {}
         """The sizes of tensors as expressions, and numbers computed from sizes."""
+        self._opened: dict[str, int] = {}
         self.inputs = tuple(self._input(name, shapes) for name in file.inputs)
 
     def captured(self) -> Captured:
@@ -119,7 +122,7 @@ class Reader:
         for blank, shape in zip(self.blank, (first, second), strict=True):
             blank[own] = torch.empty(shape, dtype=dtype, device="meta")
         self.sized[own] = tuple(
-            Expression.of(d) if isinstance(d, int) else Expression.open(d, (one, other))
+            Expression.of(d) if isinstance(d, int) else self._open(d, (one, other), _NAME.fullmatch(d))
             for d, one, other in zip(self.file.dims(name), first, second, strict=True)
         )
         self.values[name] = Ref(own)
@@ -142,7 +145,8 @@ class Reader:
         node = Node(name, f"int.{op}", tuple(map(_argument, args)))
         self._add(node)
         both = self.blank[0][name], self.blank[1][name]
-        self.sized[name] = (in_form(op, args, dtype) or Expression.open(name, both),)
+        whole = not dtype.is_floating_point
+        self.sized[name] = (in_form(op, args, dtype) or self._open(f"size {name}", both, whole=whole),)
         return Size(self, name, both, dtype, least(op, args))
 
     def outer(self, node: Node, answers: tuple[list[torch.Tensor], list[torch.Tensor]]) -> Ref:
@@ -196,9 +200,17 @@ class Reader:
             size = told[i] if len(told) == len(pairs) else None
             if size is None or size.both != both:
                 alike = both[0] == both[1] and i in sure
-                size = Expression.of(both[0]) if alike else Expression.open(f"{node.name}.{i}", both)
+                size = Expression.of(both[0]) if alike else self._open(f"{node.name} {i}", both)
             found.append(size)
         return tuple(found)
+
+    def _open(
+        self, what: str, both: tuple[float, float], named: Any = None, whole: bool = True
+    ) -> Expression:
+        """A number that follows from no other. A file may call its values anything, so they have numbers
+        here; `named` are sizes of inputs whose names are words."""
+        number = self._opened.setdefault(what, len(self._opened))
+        return Expression.open(what if named else f"?{number}", both, whole)
 
     def _told(self, node: Node, rank: int) -> Dims:
         """What the rules say; of a piece, those of what was cut."""

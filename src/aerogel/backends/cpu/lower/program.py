@@ -22,6 +22,7 @@ from aerogel.backends.cpu.lower.views import concatenated, cuts, homes, root
 from aerogel.capture.nodes import (
     Meanings,
     Stored,
+    added_alike,
     casts,
     image_shape,
     padded_pools,
@@ -122,6 +123,7 @@ class _Walk:
         self.given = choices
         self.choices = {name: c for name, c in choices.items() if c.method != BASELINE}
         self.problems = {n.name: problem(n, shapes) for n in graph.nodes if n.name in self.choices}
+        added_alike(graph, shapes)
         self.users = graph.users()
         self.stays = staying(graph, shapes, stored, self.choices.keys(), choices.keys())
         self.cast: dict[
