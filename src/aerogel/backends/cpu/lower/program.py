@@ -157,8 +157,7 @@ class _Walk:
             elif self._free_cast(node):
                 self.cast[node.name] = node.inputs[0]
             elif node.name in self.stays:
-                # a convolution may have pooled it, or what reads it reads what it is made of
-                if node.name not in self.arena and node.name not in self.skipped:
+                if node.name not in self.arena and node.name not in self.skipped:  # pooled, or looked through
                     self._staying_node(node)
             elif not (cuts(node) and self.stays.issuperset(self.users[node.name])):
                 for name in node.inputs:
