@@ -14,9 +14,9 @@ from tests.fuzz.judge import Result
 from tests.fuzz.networks import KINDS, Tally, run, spec
 
 PIECES = 3
-WHOLE = 0.8
+WHOLE = 0.7
 """Of a piece of CI's: 95 % is the share of the full count, and two of 23 features are state, which stays
-torch's."""
+torch's. A piece has some ten networks, so two of those in it are 78 %."""
 ANSWERED = 0.97
 """The same for calls: a piece of CI has some 130, and one network that is refused is 2 % of them."""
 

@@ -98,7 +98,7 @@ def test_any_text_parses_or_is_refused(text: str) -> None:
         ("c3k4r1s1u0p0", "start at 1"),
         ("n1c3h2w2k4r5s5u1p0", "does not fit the padded image"),
         ("n1c3h8w8k4r1s1u1p0+relu+bias", "bias comes first"),
-        ("n1c3h8w8k4r1s1u1p0+gelu", "'gelu' is unknown"),
+        ("n1c3h8w8k4r1s1u1p0+mish", "'mish' is unknown"),
         ("c3k4r1s1u1p0:f64", "'f64' is unknown"),
         ("c3k4r1s1u1p1x2x3", "top x left x bottom x right"),
         ("c99999999999k4r1s1u1p0", "under 2^31"),
