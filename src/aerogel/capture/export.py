@@ -21,8 +21,9 @@ from torch.utils._sympy.symbol import SymT, symbol_is_type
 from aerogel.capture import interpret
 from aerogel.capture.alias import functional, functional_form, shared, writes
 from aerogel.capture.captured import SAME_NAME, Captured
+from aerogel.capture.numbers import read_numbers
 from aerogel.capture.quantizers import Quantizers, reads
-from aerogel.capture.tracing import Failures, short_lists
+from aerogel.capture.tracing import Failures, shallow_copy, short_lists
 from aerogel.errors import UnsupportedModel
 from aerogel.ir import Argument, Graph, Node, Ref, Special
 from aerogel.ir.guards import Expression, from_sympy, names_in
@@ -58,7 +59,7 @@ def capture(
         program = None
         try:
             with _ONE_AT_A_TIME:
-                program, caught = _exported(model, args, kwargs, dynamic_shapes, one)
+                program, caught = _exported(shallow_copy(model), args, kwargs, dynamic_shapes, one)
                 guards = guards_of(program, fixed=caught)
                 if shared(program):
                     program = functional(program)
@@ -210,6 +211,7 @@ class _Translation:
         self.guards = list(guards)
         self.normed = set[Any]()
         self.quantizers = Quantizers()
+        self.numbers, self.unused = read_numbers(program)
 
     def result(self, example: Any) -> Captured:
         signature = self.program.graph_signature
@@ -218,7 +220,9 @@ class _Translation:
         self._placeholders()
         outputs: tuple[Argument, ...] = ()
         for node in self.program.graph.nodes:
-            if node.op == "call_function":
+            if node in self.numbers:
+                self.names[node] = self.numbers[node]
+            elif node.op == "call_function" and node not in self.unused:
                 self._call(node)
             elif node.op == "output":
                 outputs = tuple(self._argument(a) for a in node.args[0])

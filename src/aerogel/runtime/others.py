@@ -21,7 +21,6 @@ from aerogel.errors import AerogelError, ShapeError, UnsupportedModel
 from aerogel.ir import GRAPH, Plan
 from aerogel.locks import Lock
 from aerogel.runtime.eager import alike, memory_of, unshared
-from aerogel.runtime.private import shell
 
 if TYPE_CHECKING:
     from aerogel.runtime.module import Compiled
@@ -103,7 +102,7 @@ def again(first: Compiled, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tup
     from aerogel.capture.export import capture  # costs a second that a loaded model may never need
 
     assert first.network is not None
-    model, ((args, kwargs),) = first.backend.host(shell(first.original), [(args, kwargs)])
+    model, ((args, kwargs),) = first.backend.host(first.original, [(args, kwargs)])
     captured = capture(model, args, kwargs)
     graph, constants, _ = fuse(captured.graph, captured.constants, captured.shapes, captured.types)
     # the same once fused is not enough: numbers of the graph may have been folded into its weights

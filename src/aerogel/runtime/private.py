@@ -63,19 +63,6 @@ def copied(model: nn.Module) -> nn.Module:
     return found
 
 
-def shell(model: nn.Module) -> nn.Module:
-    """A copy with the same tensors: torch.export puts stand-ins for them into the module it reads, where
-    calls of other threads would meet them."""
-    held = [
-        t
-        for m in model.modules()
-        for part in (m._parameters, m._buffers, vars(m))
-        for t in list(part.values())
-    ]
-    found: nn.Module = copy.deepcopy(model, {id(t): t for t in held if isinstance(t, torch.Tensor)})
-    return found
-
-
 def _complete(model: nn.Module, call: Call) -> None:
     """One run gives lazy modules their sizes."""
     try:
