@@ -122,8 +122,8 @@ def test_average_and_linear_run_in_the_segment(average: str, sparsity: float) ->
     first = fast(x)[1]
     fast(torch.randn(3, 3, 11, 70))
     assert torch.equal(first, kept), "an answer changed with the next call"
-    (workspace,) = next(iter(runs(fast).free.values()))
-    ops = [p.node.op for p in workspace.program.parts if p.node is not None]
+    program = next(iter(runs(fast).programs.values()))
+    ops = [p.node.op for p in program.parts if p.node is not None]
     assert ("aten.mean.dim" in ops) == (average == "rows" or not sparsity)
 
 
@@ -146,9 +146,9 @@ def test_a_residual_is_overwritten_by_its_last_reader_only() -> None:
     model, x = sparse(Twice()), torch.randn(2, 8, 15, 15)
     fast = aerogel.compile(model, x, tune="off")
     right(model, fast, x)
-    (workspace,) = next(iter(runs(fast).free.values()))
-    steps = [s for part in workspace.program.parts for s in part.natives if s.residual is not None]
-    places = workspace.program.offsets
+    program = next(iter(runs(fast).programs.values()))
+    steps = [s for part in program.parts for s in part.natives if s.residual is not None]
+    places = program.offsets
     in_place = [places[s.y] == places[s.residual] for s in steps if s.residual]
     assert any(in_place)
     assert not all(in_place)

@@ -31,9 +31,8 @@ def test_a_dense_head_stays_in_the_segment(channels: int, act: nn.Module, batch:
     labels = [s.label.split()[0] for part in program.parts for s in part.natives]
     assert labels.count("dot") == (2 if batch <= features.FEW else 0)
     assert ("(dot)" in str(aerogel.explain(fast, verbose=True))) == (batch <= features.FEW)
-    (spaces,) = runs(fast).free.values()
-    for space in spaces:
-        space.arena.view(np.float32)[:] = np.nan
+    for arena in runs(fast).memory.arenas:
+        arena.buffer.view(np.float32)[:] = np.nan
     right(model, fast, torch.randn(batch, 3, 9, 9))
     x[0] = torch.nan
     assert torch.equal(fast(x).isnan(), model(x).isnan())

@@ -77,9 +77,8 @@ def test_a_network_in_half_is_one_segment(small: Any, dtype: torch.dtype) -> Non
     assert kernels[0].reads.dtype == "f32"  # the image, cut into phases and rounded in one go
     assert {k.writes.dtype for k in kernels[:-1]} == {kind}
     assert kernels[-1].writes.dtype == "f32"
-    (spaces,) = runs(fast).free.values()
-    for space in spaces:
-        space.arena.view(np.uint16)[:] = 0x7FFF  # NaN in both types
+    for arena in runs(fast).memory.arenas:
+        arena.buffer.view(np.uint16)[:] = 0x7FFF  # NaN in both types
     close(small, fast, x)
 
 

@@ -45,9 +45,8 @@ def test_whatever_the_arena_held_changes_nothing(small: Any, ran: Ran) -> None:
     order = torch.randint(len(inputs), (calls,)).tolist()
     before, kept = order[0], fast(inputs[order[0]])
     for i, now in enumerate(order):
-        for free in runs(fast).free.values():
-            for workspace in free:
-                workspace.arena[:] = workspace.scratch[:] = (0xFF, 0x00, 0x7F)[i % 3]
+        for arena in runs(fast).memory.arenas:
+            arena.buffer[:] = (0xFF, 0x00, 0x7F)[i % 3]
         got = fast(inputs[now])
         assert torch.equal(got, wanted[now]), f"call {i} of {order}"
         assert torch.equal(kept, wanted[before]), f"call {i} wrote into the answer of the one before"

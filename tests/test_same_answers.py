@@ -105,9 +105,9 @@ def test_branches_on_sizes(around: Callable[[Any, Tensor], Any], batch: int) -> 
         right(fast, model, torch.randn(n, 3, h, w))
 
 
-def test_at_most_eight_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beyond that torch runs, with one warning."""
-    monkeypatch.setattr(others, "MOST_PROGRAMS", 3)
+def test_programs_are_not_made_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond a number of kinds of calls torch runs, with one warning."""
+    monkeypatch.setattr(others, "MAX_PROGRAMS", 3)
     model = model_of(lambda m, x: m.second(m.first(x)) * (x.shape[3] if x.shape[3] in (5, 6, 7, 8) else 1))
     fast = aerogel.compile(model, torch.randn(1, 3, 12, 5), tune="off")
     with warnings.catch_warnings(record=True) as said:

@@ -67,9 +67,9 @@ def test_while_a_further_program_is_captured_others_are_answered(monkeypatch: py
         assert all(a is b for a, b in zip(read.parameters(), fast.original.parameters(), strict=True)), (
             "no copies of weights"
         )
-        return capture(read, *args)
+        return exported(read, *args)
 
-    monkeypatch.setattr(export, "capture", meanwhile)
+    monkeypatch.setattr(export, "_exported", meanwhile)
     fast(wide)
     monkeypatch.undo()
     assert answers

@@ -126,9 +126,8 @@ def test_wholes_of_parts(join: Any, channels: int, copies: int | None, batch: in
     if batch == 1 and copies is not None:
         assert sum(s.label.startswith("concat") for s in natives) == copies
         assert sum(p.node is not None for p in program.parts) == 0, "nothing is left to torch"
-    (spaces,) = runs(fast).free.values()
-    for space in spaces:
-        space.arena.view(np.float32)[:] = np.nan  # nothing may be read that was not written in the same call
+    for arena in runs(fast).memory.arenas:
+        arena.buffer.view(np.float32)[:] = np.nan  # nothing may be read that was not written in the same call
     right(model, fast, torch.randn(batch, 3, 12, 20))
 
 

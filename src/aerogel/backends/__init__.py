@@ -66,10 +66,14 @@ class Runner:
     """A network under a plan: outputs for inputs in the order of the graph's, which were looked at."""
 
     limit: int = 1 << 30
-    """Bytes of workspaces kept between calls, beside one of the sizes asked for last."""
+    """Bytes of programs and workspaces kept between calls, beside what the last call used."""
 
     def __call__(self, inputs: list[Any]) -> list[Any]:
         raise NotImplementedError
+
+    def share_memory(self, other: Runner) -> None:
+        """Keep memory within the limit of another runner, where that means anything."""
+        return
 
     def forget(self) -> None:
         """As if never called: memory and code of all sizes are given back, and what was seen of the data."""

@@ -21,9 +21,10 @@ from torch.utils._sympy.symbol import SymT, symbol_is_type
 from aerogel.capture import interpret
 from aerogel.capture.alias import functional, functional_form, shared, writes
 from aerogel.capture.captured import SAME_NAME, Captured
+from aerogel.capture.copies import shallow_copy
 from aerogel.capture.numbers import read_numbers
 from aerogel.capture.quantizers import Quantizers, reads
-from aerogel.capture.tracing import Failures, shallow_copy, short_lists
+from aerogel.capture.tracing import Failures, short_lists
 from aerogel.errors import UnsupportedModel
 from aerogel.ir import Argument, Graph, Node, Ref, Special
 from aerogel.ir.guards import Expression, from_sympy, names_in

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 
 from aerogel.capture import interpret
@@ -22,8 +24,8 @@ class Network:
     """A fused graph with its constants, runnable under any choices. Holds no workspace itself.
 
     Weights of convolutions are held once, in `weights`; `constants` has them over the same memory, and where
-    they were let go without any (`real` gives them back). `like` is a network whose weights are these: where
-    it has the same graph, they are shared.
+    they were let go without any (`real` gives them back). `like` is a network of the same model: weights of
+    layers that have the same numbers in both are shared, with what was packed of them.
     """
 
     def __init__(
@@ -44,21 +46,32 @@ class Network:
         self.constants: dict[str, torch.Tensor] = dict(constants)
         self.biases: dict[str, Array] = {}
         self.weights: dict[str, Weight] = dict(weights or {})
-        if like is not None and like.graph == graph:
-            self.constants, self.biases, self.weights = like.constants, like.biases, like.weights
-            return
         for node in self.convs():
             _, weight, bias, _ = node.conv_inputs()
             if weight not in self.weights:
                 # a copy: torch moves a tensor's memory when it is sent to another process. Pruning leaves
                 # minus zeros, which as bits of bf16 are none
                 array = from_torch(constants[weight] + 0)
-                self.weights[weight] = Weight(array)
-                self.constants[weight] = to_torch(array, NAMES[constants[weight].dtype])
+                if like is not None and like._holds(node, weight, array):
+                    self.weights[weight], self.constants[weight] = (
+                        like.weights[weight],
+                        like.constants[weight],
+                    )
+                else:
+                    self.weights[weight] = Weight(array)
+                    self.constants[weight] = to_torch(array, NAMES[constants[weight].dtype])
             if bias is not None:
                 own = constants[bias]
                 self.biases[bias] = (own if own.dtype == torch.int32 else own.float()).numpy().copy()
         self.biases |= {name: table.numpy().copy() for name, table in tables(graph, constants).items()}
+
+    def _holds(self, node: Node, name: str, array: Array) -> bool:
+        """Whether a layer here reads a weight of this name with these numbers, and nothing else reads it."""
+        readers = {layer.conv for layer in self.convs() if layer.conv_inputs()[1] == name}
+        if readers != {node.conv}:
+            return False
+        mine = self.weights[name].array
+        return mine.dtype == array.dtype and np.array_equal(mine, array)
 
     def let_go(self, name: str, unpack: Callable[[], Array]) -> None:
         """Keep no dense copy of a weight that kernels hold as it was packed; `unpack` gives it."""
@@ -87,7 +100,9 @@ class Network:
 
     def fixed(self) -> Network:
         """The same network, for calls of the example's sizes only."""
-        return Network(self.captured.fixed(), self.graph, self.constants, self.half, self)
+        fixed = copy.copy(self)
+        fixed.captured, fixed._sized = self.captured.fixed(), None
+        return fixed
 
     def convs(self) -> list[Node]:
         return [n for n in self.graph.nodes if n.conv is not None]

@@ -1,14 +1,12 @@
-"""How a model is protected and watched while torch.export runs it."""
+"""What a model is watched for while torch.export runs it."""
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 
@@ -17,24 +15,6 @@ from aerogel.errors import UnsupportedModel
 MOST_READ = 64
 """Values that a model may read out of a tensor into Python. Each becomes an unknown number: torch takes
 minutes over a few hundred, to fail in the end."""
-
-
-def shallow_copy(model: torch.nn.Module) -> torch.nn.Module:
-    """Copy a model, but share its tensors.
-
-    torch.export puts stand-ins for tensors into the module that it runs, and leaves them in attributes that
-    forward() writes, such as a cached grid. In a copy, neither calls of other threads nor later copies of the
-    model meet them.
-    """
-    tensors = [
-        value
-        for module in model.modules()
-        for part in (module._parameters, module._buffers, vars(module))
-        for value in list(part.values())
-        if isinstance(value, torch.Tensor)
-    ]
-    copied: torch.nn.Module = copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})
-    return copied
 
 
 @contextmanager

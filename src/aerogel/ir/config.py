@@ -113,6 +113,10 @@ class Weight:
             self._packed[config] = pack(self.array, conv, config)
         return self._packed[config]
 
+    def arrays(self) -> list[Array]:
+        """Return every array of what was packed."""
+        return [array for packed in list(self._packed.values()) for array in packed.arrays.values()]
+
     def have(self, config: Config, packed: Packed) -> None:
         """Packed already, as in a file."""
         self._packed[config] = packed

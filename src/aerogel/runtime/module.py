@@ -24,6 +24,7 @@ from aerogel.methods import BASELINE
 from aerogel.runtime import operator, others
 from aerogel.runtime.carried import received, sent
 from aerogel.runtime.eager import channels_last, memory_of, on_tensors, unshared
+from aerogel.runtime.forwarded import forward_attribute
 from aerogel.runtime.graphmodel import GraphModel, Later
 from aerogel.runtime.state import new_values
 
@@ -129,13 +130,13 @@ class Compiled(torch.nn.Module):
         return isinstance(self.__dict__["_original"], Later | GraphModel)
 
     def __getattr__(self, name: str) -> Any:
-        """What the original has (a weight that Python between parts reads), this has too."""
+        """What the original has (a weight that Python between parts reads), this has too, except methods."""
         try:
             return super().__getattr__(name)
         except AttributeError:
             if "_original" not in self.__dict__ or name.startswith("_"):
                 raise
-            return getattr(self.original, name)
+            return forward_attribute(self, self.original, name)
 
     @property
     def body(self) -> torch.nn.Module:
@@ -357,31 +358,31 @@ class Compiled(torch.nn.Module):
 
     @property
     def workspace_limit(self) -> int:
-        """Bytes of workspaces kept between calls, at most, beside one of the sizes asked for last; 1 GiB
-        unless it is set. A call takes a workspace and gives it back: calls at once take one each."""
+        """Bytes kept between calls, at most, of programs for sizes and of memory to run them in, beside what
+        the last call used; 1 GiB unless it is set."""
         return self._limit
 
     @workspace_limit.setter
     def workspace_limit(self, most: int) -> None:
         if type(most) is not int or most < 0:
-            raise InvalidArgument(f"workspace_limit is a number of bytes, not {most!r:.40}")
+            raise InvalidArgument(f"workspace_limit must be a number of bytes; got {most!r:.40}")
         self._limit = most
         if self._runner is not None:
             self._runner.limit = most
 
     def workspace_bytes(self) -> int:
-        """Bytes of all workspaces bound now and not in use."""
+        """Bytes of the programs for all sizes, and of memory to run them in that no call uses now."""
         return 0 if self._runner is None else self._runner.workspace_bytes()
 
     def forget(self) -> None:
         """As if never called: memory and code of all sizes are given back, and what was seen of the data."""
         if self._runner is not None:
             self._runner.forget()
+        self._others.forget()
 
 
 def _traced(value: Any) -> bool:
-    """Whether a tensor stands for another while torch.export looks on. A tensor as users make them is told at
-    once."""
+    """Whether a tensor stands for another while torch.export looks on."""
     if not isinstance(value, torch.Tensor) or type(value) in (torch.Tensor, torch.nn.Parameter):
         return False
     from torch._subclasses.fake_tensor import FakeTensor

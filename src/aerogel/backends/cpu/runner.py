@@ -5,11 +5,10 @@ from __future__ import annotations
 
 import ctypes
 import warnings
-from collections import OrderedDict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import repeat
+from itertools import count, repeat
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from torch.utils import _pytree as pytree
 from aerogel.backends import Runner
 from aerogel.backends.cpu.lower.planes import likely, places
 from aerogel.backends.cpu.lower.program import Program, build
+from aerogel.backends.cpu.memory import Arena, ProgramMemory
 from aerogel.backends.cpu.threads import threads as threads_now
 from aerogel.backends.cpu.threads import walker_code
 from aerogel.backends.cpu.workspace import OtherShape, Workspace
@@ -31,10 +31,9 @@ from aerogel.ir import ALONE, Config, Node, Plan, Target, references
 from aerogel.locks import Lock
 from aerogel.methods import BASELINE, cpu_form
 
-SHAPES = 8
-"""Sets of input shapes kept bound at once; the least recently used one goes first."""
 TOGETHER = 8
 """Images that run at once beside one, and beside as many as the model was tuned for."""
+_numbers = count()  # of runners: the first part of their programs' keys
 
 
 def program(
@@ -49,10 +48,22 @@ def program(
     return build(network.graph, shapes, stored, choices, weights, target, pooled, network.meanings)
 
 
-def workspace(network: Network, made: Program, target: Target) -> Workspace:
+def workspace(
+    network: Network, made: Program, target: Target, arena: Callable[[int], Arena] = Arena
+) -> Workspace:
     """With those constants that torch reads: nodes of its own, and outputs."""
     read = set(references(network.graph.outputs)).union(*(part.read() for part in made.parts))
-    return Workspace(network.graph, made, network.real(read), network.biases, target.threads)
+    return Workspace(network.graph, made, network.real(read), network.biases, target.threads, arena)
+
+
+def table_bytes(network: Network, made: Program) -> int:
+    """Return the bytes of tables and code that a program's kernels hold for themselves: packed weights are
+    shared with other programs."""
+    shared = {id(array) for weight in network.weights.values() for array in weight.arrays()}
+    tables = {
+        id(array): array.nbytes for part in made.parts for n in part.natives for array in n.kernel.owned
+    }
+    return sum(size for name, size in tables.items() if name not in shared)
 
 
 def let_go(network: Network, choices: Mapping[str, Config]) -> None:
@@ -109,11 +120,34 @@ class CpuRunner(Runner):
         self._lock = Lock()
         self._warned = False
         self._batches = batches(network, plan)
+        self._number = next(_numbers)
+        self.memory = ProgramMemory()
         self._fresh()
 
+    @property
+    def limit(self) -> int:  # type: ignore[override]
+        """Bytes of programs and idle arenas kept between calls."""
+        return self.memory.limit
+
+    @limit.setter
+    def limit(self, most: int) -> None:
+        self.memory.limit = most
+
+    def share_memory(self, other: Runner) -> None:
+        """Keep programs and arenas within the limit of another runner, and use the same arenas."""
+        if isinstance(other, CpuRunner):
+            self.memory = other.memory
+
+    @property
+    def programs(self) -> dict[Any, Program]:
+        """The programs that are kept, by thread count, whether zeros are skipped, and sizes of the inputs."""
+        return {
+            key[1:]: entry.program
+            for key, entry in list(self.memory.entries.items())
+            if isinstance(key, tuple) and key[0] == self._number
+        }
+
     def _fresh(self) -> None:
-        self.programs: OrderedDict[Any, Program] = OrderedDict()
-        self.free: dict[Any, list[Workspace]] = {}
         self._watch = Watch(self.plan)
         self._counted: dict[int, tuple[int, int]] = {}
 
@@ -136,7 +170,7 @@ class CpuRunner(Runner):
     def _run(self, inputs: list[Any], threads: int) -> list[Any]:
         network = self.network
         skips = self._watch.skips()
-        key = (threads, skips, *sizes_of(inputs))
+        key = (self._number, threads, skips, *sizes_of(inputs))
         with torch.no_grad():
             space = self._take(key, inputs, threads, skips)
             try:
@@ -147,19 +181,7 @@ class CpuRunner(Runner):
             except OtherShape:  # sizes that depend on data: torch runs this call
                 return network.outputs(interpret.run(network.graph, network.real(), inputs))
             finally:
-                with self._lock:
-                    if key in self.programs:
-                        self.free.setdefault(key, []).append(space)
-                    self._within(key)
-
-    def _within(self, last: Any) -> None:
-        """Give idle workspaces up while they have more bytes than the limit, those of sizes that were not
-        asked for lately first; one of the size asked for last stays."""
-        idle = sum(space.bytes for free in self.free.values() for space in free)
-        for key in list(self.programs):
-            free = self.free.get(key, [])
-            while idle > self.limit and len(free) > (key == last):
-                idle -= free.pop(0).bytes
+                self.memory.give_back(key, space)
 
     def _active(self, made: Program) -> dict[str, float]:
         """The share of windows that each layer which skips zeros found active since it was last asked."""
@@ -176,21 +198,16 @@ class CpuRunner(Runner):
         return found
 
     def _take(self, key: Any, inputs: list[Any], threads: int, skips: bool) -> Workspace:
-        with self._lock:
-            made = self.programs.get(key)
-            if made is not None:
-                self.programs.move_to_end(key)
-                if self.free.get(key):
-                    return self.free[key].pop()
+        made = self.memory.find(key)
         if made is None:
             made = self._program(inputs, threads, skips)
             _give_back()
-            with self._lock:
-                self.programs[key] = made
-                while len(self.programs) > SHAPES:
-                    gone, _ = self.programs.popitem(last=False)
-                    self.free.pop(gone, None)
-        return workspace(self.network, made, replace(self._target, threads=threads))
+            self.memory.add(key, made, table_bytes(self.network, made))
+        space = self.memory.take(key)
+        if space is None:
+            return workspace(self.network, made, replace(self._target, threads=threads), self.memory.arena)
+        space.move(self.memory.arena(space.size))
+        return space
 
     def _program(self, inputs: list[Any], threads: int, skips: bool) -> Program:
         target = replace(self._target, threads=threads)
@@ -254,10 +271,9 @@ class CpuRunner(Runner):
             )
 
     def workspace_bytes(self) -> int:
-        with self._lock:
-            return sum(space.bytes for free in self.free.values() for space in free)
+        return self.memory.bytes()
 
     def forget(self) -> None:
-        with self._lock:
-            self._fresh()
+        self.memory.clear(self._number)
+        self._fresh()
         self.network.keep(self.plan)

@@ -1,11 +1,13 @@
-"""`Workspace`: an arena and the segments bound to it, for one set of input shapes and one thread count.
+"""`Workspace`: a program's segments, bound to an arena, for one set of input shapes and one thread count.
 
-A call takes a workspace and gives it back, so two calls never share one. Outputs are fresh tensors that alias
+A call takes a workspace and an arena and gives both back, so two calls never share one. A workspace moves to
+another arena by writing other addresses into its argument blocks. Outputs are fresh tensors that alias
 nothing.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,11 +18,12 @@ import torch
 from numpy.typing import NDArray
 
 from aerogel.backends.cpu.lower.program import Export, Part, Program
+from aerogel.backends.cpu.memory import Arena
 from aerogel.backends.cpu.threads import Segment
 from aerogel.capture import interpret
 from aerogel.codegen.cpu.abi import POINTERS
-from aerogel.ir import LINE_BYTES, NUMPY, Array, Graph
-from aerogel.ir.tensors import TORCH
+from aerogel.ir import ITEM_BYTES, LINE_BYTES, NUMPY, Array, Graph, round_up
+from aerogel.ir.tensors import TORCH, to_torch
 
 
 @dataclass
@@ -43,17 +46,13 @@ class _Bound:
                 single()
 
 
-def _inner(graph: Graph, program: Program) -> dict[str, torch.Tensor]:
+def _inner(graph: Graph, program: Program) -> dict[str, Export]:
     """Tensors between our kernels and a convolution or Linear of torch's, which returns none of its inputs:
-    made once, since beside a busy Python thread a call that makes a tensor waits for the GIL."""
+    they lie in the arena, since beside a busy Python thread a call that makes a tensor waits for the GIL."""
     convolutions = {node.name for node in graph.nodes if node.conv is not None}
     exports = {name: made for part in program.parts for name, made in part.exports.items()}
     users = graph.users()
-    return {
-        n: torch.empty(e.shape, dtype=TORCH[e.dtype])
-        for n, e in exports.items()
-        if convolutions.issuperset(users[n])
-    }
+    return {n: e for n, e in exports.items() if convolutions.issuperset(users[n])}
 
 
 def _fresh(made: Export) -> torch.Tensor:
@@ -81,7 +80,7 @@ def _profiling() -> bool:
 
 
 class Workspace:
-    """Memory and bound kernels of a Program."""
+    """Bound kernels of a Program, and where its values lie in an arena."""
 
     def __init__(
         self,
@@ -90,34 +89,68 @@ class Workspace:
         constants: Mapping[str, torch.Tensor],
         biases: Mapping[str, Array],
         threads: int,
+        arena: Callable[[int], Arena] = Arena,
     ) -> None:
+        """Bind to what `arena` gives for a number of bytes."""
         self.graph, self.program, self.constants = graph, program, constants
-        self.arena = np.empty(program.arena_bytes + LINE_BYTES, np.uint8)
-        self.scratch = np.empty(program.scratch_bytes * threads + LINE_BYTES, np.uint8)
-        base, scratch = (a.ctypes.data + -a.ctypes.data % LINE_BYTES for a in (self.arena, self.scratch))
         self._bias = biases
-        self._inner = _inner(graph, program)
+        self._moving: list[tuple[NDArray[np.int64], int]] = []  # slots that hold addresses in the arena
+        self._scratch_at = round_up(program.arena_bytes, LINE_BYTES)
+        size = self._scratch_at + round_up(program.scratch_bytes * threads, LINE_BYTES)
+        self._inner_at: dict[str, tuple[int, Export]] = {}
+        for name, made in _inner(graph, program).items():
+            self._inner_at[name] = size, made
+            size += round_up(math.prod(made.shape) * ITEM_BYTES[made.dtype], LINE_BYTES)
+        self.size = size
+        self.arena: Arena | None = arena(size)
+        self._address = self.arena.address
+        self._inner = self._inner_tensors(self.arena)
         self.steps: list[_Bound | Part] = []
         for part in program.parts:
-            self.steps.append(part if part.node is not None else self._bind(part, base, scratch, threads))
+            self.steps.append(part if part.node is not None else self._bind(part, threads))
 
-    @property
-    def bytes(self) -> int:
-        return self.arena.nbytes + self.scratch.nbytes
+    def move(self, arena: Arena) -> None:
+        """Work in this arena from now on."""
+        distance = arena.address - self._address
+        for arguments, slot in self._moving if distance else ():
+            arguments[slot] += distance
+        self.arena, self._address = arena, arena.address
+        self._inner = self._inner_tensors(arena)
 
-    def _bind(self, part: Part, base: int, scratch: int, threads: int) -> _Bound:
+    def release(self) -> Arena:
+        """Give the arena up; `move` comes before the next run."""
+        arena, self.arena, self._inner = self.arena, None, {}
+        assert arena is not None
+        return arena
+
+    def _inner_tensors(self, arena: Arena) -> dict[str, torch.Tensor]:
+        """Tensors over their places in the arena."""
+        tensors = {}
+        for name, (at, made) in self._inner_at.items():
+            first = arena.start + at
+            last = first + math.prod(made.shape) * ITEM_BYTES[made.dtype]
+            array = arena.buffer[first:last].view(NUMPY[made.dtype]).reshape(made.shape)
+            tensors[name] = to_torch(array, made.dtype)
+        return tensors
+
+    def _bind(self, part: Part, threads: int) -> _Bound:
         bound, patches = [], []
         imports: dict[str, Export] = {}
+        base = self._address
         for step in part.natives:
-            addresses = {"scratch": scratch}
+            addresses = {"scratch": base + self._scratch_at}
             if step.bias is not None:
                 addresses["bias"] = self._bias[step.bias].ctypes.data
-            if step.gate is not None:
-                addresses["bias"] = base + self.program.offsets[step.gate]
-            for slot, name in (("x", step.x), ("y", step.y), ("residual", step.residual)):
-                if name is not None:
-                    addresses[slot] = 0 if name.startswith("@") else base + self.program.offsets[name]
+            moving = {"scratch"}
+            places = (("x", step.x), ("y", step.y), ("residual", step.residual), ("bias", step.gate))
+            for slot, name in places:
+                if name is not None and name.startswith("@"):
+                    addresses[slot] = 0
+                elif name is not None:
+                    addresses[slot] = base + self.program.offsets[name]
+                    moving.add(slot)
             arguments = step.kernel.bind(**addresses)
+            self._moving += [(arguments, POINTERS.index(slot)) for slot in moving]
             bound.append((step.kernel, arguments))
             for slot, name in (("x", step.x), ("y", step.y)):
                 if name.startswith("@"):
