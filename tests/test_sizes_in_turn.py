@@ -80,7 +80,7 @@ def test_model_with_a_cached_grid_gets_a_program_for_other_sizes() -> None:
 
 
 def test_reading_a_model_leaves_no_stand_ins_in_it() -> None:
-    """torch.export writes fake tensors into attributes of what it runs, and a later copy would fail on them."""
+    """torch.export writes fake tensors into attributes of what it runs: a later copy would fail on them."""
     model = sparse(Grid())
     fast = aerogel.compile(model, torch.randn(1, 3, 32, 32), tune="off")
     for owner in (model, fast.original):
@@ -161,3 +161,13 @@ def test_methods_of_the_original_never_run_it_silently() -> None:
     assert hasattr(fast, "predict")
     with pytest.raises(aerogel.AerogelError, match=r"compiled\.original\.predict\(\)"):
         fast.predict(torch.randn(1, 3, 12, 12))
+
+
+def test_conversions_that_change_nothing_are_allowed() -> None:
+    """Frameworks move every model to the device that it is on."""
+    fast = aerogel.compile(sparse(Fusing()), torch.randn(1, 3, 12, 12), tune="off")
+    assert fast.to("cpu") is fast
+    assert fast.float() is fast
+    for convert in (fast.half, fast.double, lambda: fast.to("meta")):
+        with pytest.raises(aerogel.AerogelError, match="stays where it was compiled"):
+            convert()

@@ -1,4 +1,4 @@
-"""What a compiled module answers for attributes that only its original has.
+"""What a compiled module answers for attributes and conversions that are meant for its original.
 
 Data is passed on: names, strides, configurations. Methods are not: they would run or change the original in
 torch, and the compiled module would not know.
@@ -36,3 +36,24 @@ def _refusal(name: str) -> Callable[..., NoReturn]:
         )
 
     return refuse
+
+
+def unchanged(
+    compiled: torch.nn.Module, convert: Callable[[torch.Tensor], Any], device: str
+) -> torch.nn.Module:
+    """Return the module itself where `convert`, as `.to()` and `.float()` hand it over, would change nothing.
+
+    Raises:
+        AerogelError: Tensors would move to another device or become another element type.
+    """
+    tensor = torch.empty(0, device=device)
+    converted = convert(tensor)
+    if (
+        isinstance(converted, torch.Tensor)
+        and converted.device.type == tensor.device.type
+        and converted.dtype == tensor.dtype
+    ):
+        return compiled
+    raise AerogelError(
+        "a compiled module stays where it was compiled. Move or convert the original, then compile again."
+    )

@@ -24,7 +24,7 @@ from aerogel.methods import BASELINE
 from aerogel.runtime import operator, others
 from aerogel.runtime.carried import received, sent
 from aerogel.runtime.eager import channels_last, memory_of, on_tensors, unshared
-from aerogel.runtime.forwarded import forward_attribute
+from aerogel.runtime.forwarded import forward_attribute, unchanged
 from aerogel.runtime.graphmodel import GraphModel, Later
 from aerogel.runtime.state import new_values
 
@@ -306,9 +306,8 @@ class Compiled(torch.nn.Module):
         return self
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        raise AerogelError(
-            "a compiled module stays where it was compiled. Move or convert the original, then compile again."
-        )
+        """What changes nothing, such as `.to("cpu")` on a CPU, is done; all else raises."""
+        return unchanged(self, fn, self.backend.device)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """The original's names and dense weights, as copies: what is done to them does not reach this

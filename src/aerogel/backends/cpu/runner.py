@@ -125,7 +125,7 @@ class CpuRunner(Runner):
         self._fresh()
 
     @property
-    def limit(self) -> int:  # type: ignore[override]
+    def limit(self) -> int:
         """Bytes of programs and idle arenas kept between calls."""
         return self.memory.limit
 
