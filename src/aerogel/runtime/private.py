@@ -18,6 +18,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from aerogel.capture.copies import tensors_of
 from aerogel.errors import AerogelError, InvalidArgument, UnsupportedModel
 from aerogel.runtime.eager import Call, alike, answer, runner
 from aerogel.runtime.graphmodel import HasGraph
@@ -49,8 +50,8 @@ def copied(model: nn.Module) -> nn.Module:
     """deepcopy, where tensors that are no leaves (weights that a hook computed) become what they are now."""
     memo: dict[int, Any] = {}
     for module in model.modules():
-        for value in vars(module).values():
-            if isinstance(value, torch.Tensor) and not value.is_leaf:
+        for value in tensors_of(module):
+            if not value.is_leaf:
                 memo[id(value)] = value.detach().clone()
     try:
         found: nn.Module = copy.deepcopy(model, memo)
