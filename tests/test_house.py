@@ -32,6 +32,7 @@ FLOORS = [
     ["preprocess"],
     ["ir"],
     ["progress", "addresses"],
+    ["optional", "outputs"],
     ["errors", "disk", "locks"],
 ]
 PEERS = [("backends", "cpu", "gpu"), ("codegen", "cpu", "gpu"), ("methods", *METHODS)]

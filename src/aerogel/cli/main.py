@@ -30,7 +30,7 @@ from aerogel.cli.options import (
     Trust,
     Tune,
     Weights,
-    writable,
+    check_result,
 )
 from aerogel.cli.serve import serve
 from aerogel.cli.slim import slim
@@ -153,7 +153,7 @@ def compile_(
         from aerogel.report.explain import explain as report
         from aerogel.saved.file import save
 
-        writable(out)
+        check_result(out, (".aero",), [model, weights, calibration])
         recipe = None if preprocess is None else str(Recipe.parse(preprocess))
         given = (model, shape, batch, threads, dtype, tune, store, weights, trust_pickle, quiet)
         _, fast = compiled(*given, calibration=calibration, preprocess=recipe, ranges=ranges)

@@ -52,7 +52,6 @@ _REMEDIES: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
     ),
     (r"\bexplain\(\) says", "aerogel explain says"),
     (r"explain\(fast, layer=('.*?')\), or all of it: verbose=True", r"--layer \1, or all of it: --verbose"),
-    (r"as in save\('report\.html'\)", "as in -o report.html"),
 )
 
 

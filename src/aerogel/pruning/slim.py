@@ -108,13 +108,13 @@ def slim(
     left_out = several(exclude, "exclude", "exclude=['head']")
     share = 0.0 if sparsity is None else goal
     layers = chosen(a_module(model, "slim"), share, kinds[0], "uniform", "magnitude", left_out)
+    stages = Stages(state)
     calls = there(model, calls_of(inputs, "slim()"))
     dense = flush(as_weights(copied(model))).eval()
     order(dense, {}, calls[0])  # what does not run is said before any work
     if train is None:
         with inference(dense):
             with_floats(answers(dense, calls[:1]))
-    stages = Stages(state)
     if state is not None:
         asked = [goal, sparsity is None, most_lost, pattern, str(dtype_of(dtype)), left_out]
         said = {"goal": asked, "evaluate": _named(evaluate), "train": _named(train)}

@@ -28,6 +28,7 @@ from aerogel.errors import AerogelError, InvalidArgument, InvalidFile, Unsupport
 from aerogel.ir import GRAPH, Gpu, Graph, Plan, Way, guards, short
 from aerogel.ir.tensors import TORCH
 from aerogel.methods import METHODS, method
+from aerogel.outputs import check_output
 from aerogel.preprocess import Recipe
 from aerogel.progress import Progress
 from aerogel.runtime.eager import body, ways
@@ -66,13 +67,15 @@ def save(fast: Compiled, path: str | Path) -> None:
 
     Args:
         fast: What `compile` gave.
-        path: The file; by habit it ends in `.aero`.
+        path: The file, in a folder that exists; by habit it ends in `.aero`, and never in the suffix of
+            another format.
     """
     if not isinstance(fast, Compiled) or not isinstance(path, str | Path):
         raise InvalidArgument(
             f"save() takes what compile() gave and a path, not a {type(fast).__name__} and a "
             f"{type(path).__name__}"
         )
+    check_output(path, (".aero",), strict=False)
     captured = fast.captured
     if isinstance(fast.plan.target, Gpu):
         raise UnsupportedModel(

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from aerogel.errors import AerogelError, InvalidFile, ShapeError
+from aerogel.optional import import_optional
 
 MOST_DEPTH = 8
 """Graphs within graphs."""
@@ -39,12 +40,7 @@ class File:
     """One model. `arrays` are its initializers."""
 
     def __init__(self, path: str | Path) -> None:
-        try:
-            import onnx
-        except ImportError:
-            raise AerogelError(
-                "reading ONNX files needs the onnx package: pip install aerogel[onnx]"
-            ) from None
+        onnx = import_optional("onnx", "onnx", "Reading ONNX files")
         self.path = Path(path)
         try:
             self.model = onnx.load(str(self.path), load_external_data=False)
