@@ -33,7 +33,7 @@ FLOORS = [
     ["ir"],
     ["progress", "addresses"],
     ["optional", "outputs"],
-    ["errors", "disk", "locks"],
+    ["errors", "disk", "locks", "fileformats"],
 ]
 PEERS = [("backends", "cpu", "gpu"), ("codegen", "cpu", "gpu"), ("methods", *METHODS)]
 """Folders of one room that know nothing of each other."""

@@ -13,47 +13,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from aerogel.errors import AerogelError, InvalidArgument
+from aerogel.fileformats import FORMATS
 
-FORMATS = {
-    ".aero": "a compiled aerogel model",
-    ".bin": "a file of weights",
-    ".ckpt": "a PyTorch checkpoint",
-    ".engine": "a TensorRT engine",
-    ".gguf": "a GGUF model",
-    ".h5": "a Keras model",
-    ".htm": "a web page",
-    ".html": "a web page",
-    ".jpeg": "a picture",
-    ".jpg": "a picture",
-    ".json": "a JSON file",
-    ".keras": "a Keras model",
-    ".mlmodel": "a Core ML model",
-    ".mlpackage": "a Core ML model",
-    ".npy": "a NumPy array",
-    ".npz": "a file of NumPy arrays",
-    ".onnx": "an ONNX model",
-    ".ort": "an ONNX Runtime model",
-    ".parquet": "a table",
-    ".pb": "a TensorFlow model",
-    ".pdf": "a document",
-    ".pickle": "a Python pickle",
-    ".pkl": "a Python pickle",
-    ".plan": "a TensorRT engine",
-    ".png": "a picture",
-    ".pt": "a PyTorch checkpoint",
-    ".pt2": "a torch.export program",
-    ".pth": "a PyTorch checkpoint",
-    ".py": "Python code",
-    ".safetensors": "a safetensors file",
-    ".svg": "a picture",
-    ".tflite": "a TensorFlow Lite model",
-    ".trt": "a TensorRT engine",
-    ".xml": "an OpenVINO model",
-    ".yaml": "a YAML file",
-    ".yml": "a YAML file",
-    ".zip": "an archive",
-}
-"""What a suffix promises to whoever opens the file; in small letters."""
 Input = str | os.PathLike[str] | None
 
 

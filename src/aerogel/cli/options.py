@@ -11,6 +11,7 @@ import typer
 
 from aerogel.errors import InvalidArgument, printable
 from aerogel.ir import MOST_THREADS
+from aerogel.ir.dtypes import suggest_precision
 from aerogel.optional import import_optional
 from aerogel.outputs import Input, check_output
 
@@ -98,7 +99,9 @@ def half(dtype: str | None, calibration: object = None) -> str | None:
             "--preprocess, or with a .npz file of arrays. What it writes, the other verbs take"
         )
     if dtype not in (None, "float16", "bfloat16"):
-        raise typer.BadParameter(f"--dtype is float16 or bfloat16, not '{printable(dtype)}'")
+        raise typer.BadParameter(
+            f"--dtype must be float16, bfloat16 or int8; got '{printable(dtype)}'. {suggest_precision(dtype)}"
+        )
     return dtype
 
 

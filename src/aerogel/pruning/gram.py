@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 from aerogel.errors import InvalidArgument
 from aerogel.pruning.layers import columns, filters_first, groups, owned_once, results, windows
 from aerogel.runtime.eager import Call, images
+from aerogel.runtime.reading import type_remedy
 
 PIXELS, EACH = 1 << 14, 16
 """Pixels that are picked in all, and of each image at least."""
@@ -28,6 +29,8 @@ MOST_BYTES = 384 << 20
 """Sums that are held at once."""
 AT_ONCE = 1 << 11
 """Pixels whose patches are added up together."""
+LABELS = "A loader of (images, labels) gives images alone as [x for x, _ in loader]."
+"""What is wrong with most calibration that a model refuses."""
 LOOKED_AT, ROUNDING = 64, 0.02
 """Pixels by which a layer's answer is compared to a product, and how far it may be off: bf16 rounds so."""
 
@@ -166,7 +169,7 @@ def order(model: nn.Module, modules: Mapping[str, nn.Module], call: Call) -> lis
     except Exception as why:
         raise InvalidArgument(
             f"the model does not run on its first calibration input: {type(why).__name__} {str(why)[:200]}. "
-            "A loader of (images, labels) gives images alone as [x for x, _ in loader]."
+            + (type_remedy(model, call, "the input") or LABELS)
         ) from why
     return [name for name, fits in found.items() if fits and owned_once(model, modules[name])]
 

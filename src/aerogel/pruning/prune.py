@@ -56,7 +56,8 @@ def prune(
             (weight x size of its input) or "obs", which look at `calibration`.
         exclude: Layers to leave alone.
         calibration: Calls of the model on real inputs, a few hundred images: a list of tensors, of tuples of
-            arguments or of dicts of them, or a DataLoader of those. Batch norm is estimated again on it.
+            arguments or of dicts of them, a DataLoader of those, or one tensor of images, which is split into
+            calls of 32. Batch norm is estimated again on it.
         permute: An example call, as for `compile`. Channels are first put in the order in which blocks of
             pattern "1x4" lose least, in all layers that share them: the model answers as before. Before an
             optimizer has state.

@@ -71,7 +71,8 @@ def slim(
     Args:
         model: A trained module, or an `OnnxModel`.
         inputs: Calls on real inputs, some hundred images in batches: a list of tensors, of tuples of
-            arguments or of dicts of them. No labels. The first one's first image is what is timed; where the
+            arguments or of dicts of them, or one tensor of images, which is split into calls of 32. No
+            labels. The first one's first image is what is timed; where the
             model takes no image alone, all of the first.
         speedup: How many times as fast as torch, measured; 3 if neither this nor `sparsity` is given.
         sparsity: In its place: the share of zeros in all layers that run together.

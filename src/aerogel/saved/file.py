@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +19,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from aerogel import disk
+from aerogel import disk, fileformats
 from aerogel.backends import backend_of
 from aerogel.capture.captured import Captured
 from aerogel.capture.network import Network
@@ -148,8 +149,23 @@ def load(path: str | Path, *, tune: str | float = "off", store: str | Path | Non
     try:
         content = disk.mapped(Path(path))
     except OSError as why:
-        raise InvalidFile(f"'{path}' cannot be read: {why.strerror or why}") from None
-    return _opened(content, tune, store)
+        raise InvalidFile(f"'{path}' cannot be read: {_reason(why, path)}") from None
+    try:
+        return _opened(content, tune, store)
+    except InvalidFile as error:
+        kind, remedy = fileformats.describe(path) or ("", "")
+        if kind in ("", fileformats.FORMATS[".aero"]):
+            raise InvalidFile(f"'{path}': {error}") from error
+        raise InvalidFile(f"'{path}' is {kind}, not a model saved by aerogel. {remedy}") from None
+
+
+def _reason(error: OSError, path: str | Path) -> str:
+    """Return why a file cannot be opened, and what to do where it is missing or a folder."""
+    if isinstance(error, FileNotFoundError):
+        return f"{error.strerror}. Check the path; relative ones begin in '{os.getcwd()}'."
+    if Path(path).is_dir():
+        return "it is a folder. Name the .aero file in it."
+    return error.strerror or str(error)
 
 
 @dataclass(frozen=True)
