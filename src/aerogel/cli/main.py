@@ -1,4 +1,7 @@
-"""`aerogel`: the command line's verbs. Exit codes: 0 done, 1 failed, 2 wrong usage, 3 --require missed."""
+"""`aerogel`: the command line's verbs.
+
+Exit codes: 0 done, 1 failed, 2 wrong usage, 3 --require missed, 130 interrupted.
+"""
 
 from __future__ import annotations
 

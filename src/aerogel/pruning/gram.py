@@ -153,6 +153,40 @@ def watched(
             one.remove()
 
 
+def _watched_first(model: nn.Module, takers: Mapping[nn.Module, Taken], call: Call) -> None:
+    """Run the first call, and say what to do where the model refuses it."""
+    try:
+        watched(model, takers, [call])
+    except Exception as why:
+        raise InvalidArgument(
+            f"the model does not run on its first calibration input: {type(why).__name__} {str(why)[:200]}. "
+            + (type_remedy(model, call, "the input") or LABELS)
+        ) from why
+
+
+def check_first(model: nn.Module, call: Call) -> None:
+    """Raise where the model does not run on the first call, or where that is one image without a batch, which
+    torch runs too: its channels would count as images."""
+    single: list[int] = []
+    convolutions = [m for m in model.modules() if isinstance(m, nn.modules.conv._ConvNd)]
+
+    def taken(module: Any) -> Taken:
+        def look(_: int, x: Tensor, y: Tensor) -> None:
+            single.extend([x.dim()] * (x.dim() == len(module.kernel_size) + 1))
+
+        return look
+
+    _watched_first(model, {module: taken(module) for module in convolutions}, call)
+    inputs = [t for t in pytree.tree_leaves(call) if isinstance(t, Tensor)]
+    largest = max(inputs, key=Tensor.dim, default=None)
+    if largest is not None and largest.dim() in single:
+        shape = ", ".join(map(str, largest.shape))
+        raise InvalidArgument(
+            f"the first calibration input is one image without a batch, of shape ({shape}). Give batches, "
+            f"for example [images] with images of shape (N, {shape})."
+        )
+
+
 def order(model: nn.Module, modules: Mapping[str, nn.Module], call: Call) -> list[str]:
     """The layers that run, in the order in which they do, and that can be fitted: their answer is their
     weight times their windows, and the weight is theirs alone."""
@@ -164,13 +198,7 @@ def order(model: nn.Module, modules: Mapping[str, nn.Module], call: Call) -> lis
 
         return look
 
-    try:
-        watched(model, {module: taken(name, module) for name, module in modules.items()}, [call])
-    except Exception as why:
-        raise InvalidArgument(
-            f"the model does not run on its first calibration input: {type(why).__name__} {str(why)[:200]}. "
-            + (type_remedy(model, call, "the input") or LABELS)
-        ) from why
+    _watched_first(model, {module: taken(name, module) for name, module in modules.items()}, call)
     return [name for name, fits in found.items() if fits and owned_once(model, modules[name])]
 
 

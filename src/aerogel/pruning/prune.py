@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from aerogel.errors import InvalidArgument
 from aerogel.progress import shown
 from aerogel.pruning.asked import FROM_DATA, Sparsity, chosen, masked
-from aerogel.pruning.gram import order
+from aerogel.pruning.gram import check_first
 from aerogel.pruning.held import mark
 from aerogel.pruning.layers import filters_first, under
 from aerogel.pruning.mistakes import several
@@ -75,7 +75,7 @@ def prune(
     calls = calls_of(calibration, looks or score) if looks or calibration is not None else []
     if calls:
         calls = there(model, calls)
-        order(model, {}, calls[0])  # what does not run is said before anything changes
+        check_first(model, calls[0])  # what does not run is said before anything changes
     if permute is not None:
         with shown(progress) as line, torch.no_grad():
             permuted(model, permute, asked, line)

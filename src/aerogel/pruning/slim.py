@@ -19,7 +19,7 @@ from aerogel.errors import InvalidArgument
 from aerogel.progress import shown
 from aerogel.pruning.advise import IN_INT8, PATTERNS
 from aerogel.pruning.asked import chosen
-from aerogel.pruning.gram import inference, order
+from aerogel.pruning.gram import check_first, inference
 from aerogel.pruning.judge import agreement, answers, with_floats
 from aerogel.pruning.masks import as_block
 from aerogel.pruning.mistakes import a_module, a_number, a_score, a_share, a_speedup, real, several
@@ -112,7 +112,7 @@ def slim(
     stages = Stages(state)
     calls = there(model, calls_of(inputs, "slim()"))
     dense = flush(as_weights(copied(model))).eval()
-    order(dense, {}, calls[0])  # what does not run is said before any work
+    check_first(dense, calls[0])  # what does not run is said before any work
     if train is None:
         with inference(dense):
             with_floats(answers(dense, calls[:1]))
