@@ -200,7 +200,9 @@ def test_advise(options: dict[str, Any], says: str) -> None:
 
 @pytest.mark.parametrize("calibration", [X, X.numpy(), "x", 3, {"x": X}, None, net()])
 def test_boost_wants_a_list_of_inputs(calibration: Any) -> None:
-    assert "say boost(model, [x1, x2, ...])" in said(lambda: aerogel.boost(net(), calibration))
+    assert "must be a list, for example boost(model, [x1, x2, ...])" in said(
+        lambda: aerogel.boost(net(), calibration)
+    )
 
 
 @pytest.mark.parametrize("number", [math.nan, "good", None, torch.zeros(3), math.inf])
