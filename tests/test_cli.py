@@ -122,7 +122,7 @@ def test_report_writes_a_page(built: str, tmp_path: Path) -> None:
     assert json.loads(run(app, ["report", *how, "-o", "r.html", "--json"]).stdout)["file"] == "r.html"
     wrong = run(app, ["report", *how, "-o", "r.pdf"])
     assert wrong.exit_code == 2
-    assert "-o is an .html file" in wrong.output
+    assert "must end in .html or .htm" in wrong.output
 
 
 def test_verbose_says_why_not_the_others(built: str) -> None:

@@ -137,8 +137,8 @@ OPTIONS = [
     (["--tune", "nan"], "--tune is off"),
     (["--tune", "inf"], "--tune is off"),
     (["--tune", "0"], "--tune is off"),
-    (["--dtype", "float8"], "--dtype is float16 or bfloat16, not 'float8'"),
-    (["--dtype", "__doc__"], "--dtype is float16 or bfloat16"),
+    (["--dtype", "float8"], "--dtype must be float16, bfloat16 or int8; got 'float8'."),
+    (["--dtype", "__doc__"], "--dtype must be float16, bfloat16 or int8"),
     (["--sparsity", "2"], "--sparsity is between 0 and 1, not 2: for 2 % say 0.02"),
     (["--sparsity", "nan"], "--sparsity is between 0 and 1"),
     (["--sparsity", "-0.5"], "--sparsity is between 0 and 1"),
@@ -149,7 +149,7 @@ OPTIONS = [
     (["--sparsities", "most"], "each of --sparsities is between 0 and 1"),
     (["--speedup", "0"], "--speedup is a number above 0"),
     (["--speedup", "nan"], "--speedup is a number above 0"),
-    (["--plot", "advice.txt"], "--plot is a .png, .svg or .pdf file"),
+    (["--plot", "advice.txt"], "--plot 'advice.txt' must end in .png, .svg or .pdf"),
     (["--require", "nan"], "--require is a number above 0"),
     (["--require", "-1"], "--require is a number above 0"),
     (["--require", "1.5", "--against", ""], "--against names none"),
@@ -159,7 +159,7 @@ OPTIONS = [
     ),
     (["--rounds", "0"], "--rounds"),
     (["--batch", "1,,8"], "--batch"),
-    (["-o", "out.txt"], "-o is an .onnx file from an .onnx file"),
+    (["-o", "out.txt"], "-o 'out.txt' must end in .onnx or .safetensors"),
 ]
 
 
@@ -230,16 +230,15 @@ def test_open_sizes_are_given_by_a_flag(folder: Path) -> None:
 def test_a_folder_that_may_not_be_written(folder: Path) -> None:
     (folder / "folder").chmod(0o500)
     said = refused(["compile", "none.onnx", "-o", "folder/m.aero"], 1)
-    assert "is no folder that you may write to" in said
+    assert "you have no permission to write to the folder 'folder'" in said
 
 
 def test_where_nothing_can_be_written(folder: Path) -> None:
     """Said before the model is opened, for this one does not exist."""
-    assert "'folder' is a folder; say -o" in refused(["compile", "none.onnx", "-o", "folder"], 1)
-    assert "is no folder that you may write to" in refused(
-        ["compile", "none.onnx", "-o", "notes.txt/m.aero"], 1
-    )
-    assert "is a folder; say -o" in refused(["prune", "none.onnx", "-o", "folder.onnx"], 1)
+    folder_given = "-o '{}' cannot be written: it is a folder"
+    assert folder_given.format("folder") in refused(["compile", "none.onnx", "-o", "folder"], 1)
+    assert "'notes.txt' is not a folder" in refused(["compile", "none.onnx", "-o", "notes.txt/m.aero"], 1)
+    assert folder_given.format("folder.onnx") in refused(["prune", "none.onnx", "-o", "folder.onnx"], 1)
     assert "is a folder" in refused(["advise", "none.onnx", "--plot", "folder"], 1)
 
 

@@ -146,13 +146,19 @@ def test_mistakes_before_any_work(file: str, monkeypatch: pytest.MonkeyPatch) ->
         assert flag in refused([*head, flag, value, *real], 2)
     Path("folder").mkdir()
     Path("text").write_text("no folder")
-    assert "is a folder; say --recipe-out" in refused([*head, "--recipe-out", "folder", *real], 1)
-    assert "Say --plot with another path" in refused([*head, "--plot", "text/p.png", *real], 1)
+    assert "--recipe-out 'folder' cannot be written: it is a folder" in refused(
+        [*head, "--recipe-out", "folder", *real], 1
+    )
+    assert "--plot 'text/p.png' cannot be written: 'text' is not a folder" in refused(
+        [*head, "--plot", "text/p.png", *real], 1
+    )
     said = refused(["slim", "none.onnx", "-o", "text/out.onnx", *real], 1)
     assert "cannot be written: " in said
     for out in ("out.pt", "out"):
-        assert "-o is an .onnx file from" in refused(["slim", file, "-o", out, *real], 2)
-    assert "-o is an .onnx file from" in refused(["slim", "m:build", "-o", "out.onnx", *real], 2)
+        assert "must end in .onnx, .safetensors or .aero" in refused(["slim", file, "-o", out, *real], 2)
+    said = refused(["slim", "m:build", "-o", "out.onnx", *real], 2)
+    assert "must end in .safetensors or .aero: .onnx names an ONNX model." in said
+    assert "Only an .onnx file is written as .onnx again." in said
     assert "no such file or folder" in refused([*head, "--calibration", "none"], 1)
     assert "a call takes 32" in refused(["slim", file, "-o", "out.onnx", "--shape", "x=32x3x12x12", *real], 1)
     assert not Path("out.onnx").exists()

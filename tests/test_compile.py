@@ -234,7 +234,8 @@ def test_sizes_that_depend_on_data() -> None:
 
 def test_other_precisions_are_left_to_torch_in_words() -> None:
     model = sparse(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())).double()
-    fast = aerogel.compile(model, torch.randn(1, 3, 12, 12, dtype=torch.float64), tune="off")
+    with pytest.warns(UserWarning, match="float64"):
+        fast = aerogel.compile(model, torch.randn(1, 3, 12, 12, dtype=torch.float64), tune="off")
     assert "its weight is torch.float64" in str(aerogel.explain(fast))
     assert not fast.plan.choices
 

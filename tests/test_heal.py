@@ -235,7 +235,7 @@ def test_what_is_wrong_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         (model, {"teacher": "resnet50"}, "a torch.nn.Module, not a str"),
         (dense, {"teacher": other}, "the model answers 16 x 10, the teacher 16 x 12"),
         (model, {"inputs": []}, "inputs has no call"),
-        (model, {"inputs": CALLS[0]}, r"say heal\(model, \[x1, x2, \.\.\.\]"),
+        (model, {"inputs": CALLS[0]}, r"for example heal\(model, \[x1, x2, \.\.\.\]"),
         (model, {"inputs": pairs}, r"take the images, \[x for x, _ in loader\]"),
         (model, {"inputs": (x for x in CALLS), "steps": 30}, "cannot be walked again: give a list"),
         (model, {"steps": 0}, "steps is a whole number of at least 1"),

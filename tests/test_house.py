@@ -32,7 +32,8 @@ FLOORS = [
     ["preprocess"],
     ["ir"],
     ["progress", "addresses"],
-    ["errors", "disk", "locks"],
+    ["optional", "outputs"],
+    ["errors", "disk", "locks", "fileformats"],
 ]
 PEERS = [("backends", "cpu", "gpu"), ("codegen", "cpu", "gpu"), ("methods", *METHODS)]
 """Folders of one room that know nothing of each other."""

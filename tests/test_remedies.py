@@ -39,7 +39,7 @@ def _raised() -> list[tuple[str, str]]:
 
 
 PYTHONS = re.compile(
-    r"aerogel\.(compile|load|prune|advise)\(|shapes=|\btune=|\btune is '|set_num_threads|dtype is "
+    r"aerogel\.(compile|load|prune|advise)\(|shapes=|\btune=|\btune is '|set_num_threads|dtype must be "
     r"None|\bload\("
 )
 ONLY_IN_PYTHON = (

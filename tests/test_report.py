@@ -128,7 +128,7 @@ def test_the_page_needs_nothing_else(tmp_path: Path) -> None:
 def test_without_matplotlib_it_has_its_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(charts, "can_draw", lambda: False)
     text = report(row("stem")).save(tmp_path / "report.html").read_text()
-    assert "pip install aerogel[plot]" in text
+    assert "pip install &quot;aerogel[plot]&quot;" in text
     assert "stem" in text
 
 
@@ -140,7 +140,7 @@ def test_what_cannot_be_drawn_is_said(tmp_path: Path) -> None:
 
 
 def test_mistakes_are_sentences(tmp_path: Path) -> None:
-    with pytest.raises(aerogel.AerogelError, match=r"a report is an \.html file"):
+    with pytest.raises(aerogel.AerogelError, match=r"must end in \.html or \.htm"):
         report().save(tmp_path / "report.pdf")
     with pytest.raises(aerogel.AerogelError, match="cannot be written"):
         report().save(tmp_path / "none" / "report.html")

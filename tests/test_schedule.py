@@ -128,4 +128,4 @@ def test_a_loop_that_was_killed_goes_on_bit_for_bit(tmp_path: Path) -> None:
 def test_without_the_package_it_is_said_how_to_get_it(module: str, package: str) -> None:
     code = f"import sys; sys.modules[{package!r}] = None; import aerogel.{module}"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert f"pip install aerogel[{module}]" in said.stderr.splitlines()[-1]
+    assert f'pip install "aerogel[{module}]"' in said.stderr.splitlines()[-1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from aerogel.errors import InvalidArgument, printable
+from aerogel.optional import install
 
 
 def filesystem(url: str, **s3: Any) -> tuple[Any, str]:
@@ -18,7 +19,7 @@ def filesystem(url: str, **s3: Any) -> tuple[Any, str]:
         fs, path = fsspec.core.url_to_fs(url, **more)
     except (ImportError, ValueError) as why:
         raise InvalidArgument(
-            f"'{printable(url)[:80]}' cannot be opened: {printable(why)[:200]} (s3:// needs aerogel[s3])"
+            f"'{printable(url)[:80]}' cannot be opened: {printable(why)[:200]} (s3:// needs {install('s3')})"
         ) from None
     return fs, path
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import inspect
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +12,14 @@ import torch
 
 from aerogel.errors import InvalidArgument, ShapeError
 from aerogel.ir import Plan
+from aerogel.ir.dtypes import suggest_precision
 from aerogel.ir.tensors import TORCH
 from aerogel.methods import METHODS
-from aerogel.runtime.eager import Call, as_call
+from aerogel.runtime.eager import Call, as_call, images
+from aerogel.runtime.graphmodel import GraphModel, HasGraph
 from aerogel.tune.quantize import RANGES
 
+FEW_IMAGES = 8  # fewer calibration images than these get a warning
 Sizes = Mapping[str, tuple[int, ...]]
 """Sizes of inputs by their names."""
 
@@ -39,7 +44,10 @@ def dtype_of(dtype: Any) -> Any:
         return dtype
     if isinstance(dtype, str) and dtype in named:
         return named[dtype]
-    raise InvalidArgument(f'dtype is None, torch.float16, torch.bfloat16 or "int8", not {dtype!r}')
+    hint = suggest_precision(dtype)
+    raise InvalidArgument(
+        f'dtype must be None, torch.float16, torch.bfloat16 or "int8"; got {dtype!r}. {hint}'.rstrip()
+    )
 
 
 def names_of(methods: Iterable[str] | None) -> tuple[str, ...]:
@@ -56,14 +64,84 @@ def names_of(methods: Iterable[str] | None) -> tuple[str, ...]:
 
 
 def samples_of(calibration: Any) -> list[Call]:
-    if isinstance(calibration, torch.Tensor) or not isinstance(calibration, Iterable | None):
+    bare = isinstance(calibration, torch.Tensor | str | bytes | Mapping) or hasattr(calibration, "__array__")
+    if bare or not isinstance(calibration, Iterable | None):
         raise InvalidArgument(
-            f"calibration is several calls, as in calibration=[x1, x2], not a {type(calibration).__name__}"
+            f"calibration must be a list of calls; got a {type(calibration).__name__}. For example "
+            "calibration=[tensor] or calibration=[x1, x2]."
         )
     return [
         as_call((), sample) if isinstance(sample, Mapping) else as_call(sample, None)
         for sample in calibration or ()
     ]
+
+
+def warn_of_few(dtype: Any, samples: Iterable[Call]) -> None:
+    """Warn where int8 is calibrated with so few images that ranges of feature maps are guesses."""
+    count = sum(images(sample) for sample in samples)
+    if dtype == TORCH["s8"] and 0 < count < FEW_IMAGES:
+        warnings.warn(
+            f"int8 was calibrated with {count} image{'s' if count > 1 else ''}: ranges of feature maps are "
+            "guessed from so few, and other images may lose accuracy. Give some dozens of real images as "
+            "calibration.",
+            stacklevel=3,
+        )
+
+
+def check_call(model: Any, call: Call, function: str) -> None:
+    """Raise where an example is missing or the model is in a form whose layers cannot be read, and warn where
+    torch alone can run it."""
+    if isinstance(model, torch.jit.ScriptModule | torch.jit.ScriptFunction):
+        raise InvalidArgument(
+            f"{function}() takes a torch.nn.Module, and this is a torch.jit module, whose layers cannot be "
+            "read. Pass the nn.Module that it was made from, or export that to ONNX and pass the path."
+        )
+    if isinstance(model, torch.export.ExportedProgram):
+        raise InvalidArgument(
+            f"{function}() takes a torch.nn.Module, and this is a torch.export program. Pass its .module()."
+        )
+    if not isinstance(model, torch.nn.Module):
+        return  # refused where the model is copied
+    if call == ((), {}) and _needs_input(model):
+        example = "model.example" if hasattr(model, "input_names") and hasattr(model, "example") else "(x,)"
+        raise InvalidArgument(
+            f"{function}() needs an example input, since layers are timed on its sizes. Call "
+            f"aerogel.{function}(model, {example})"
+            + (", where x is a tensor such as torch.randn(1, 3, 224, 224)." if example == "(x,)" else ".")
+        )
+    dtypes = {p.dtype for p in model.parameters() if p.is_floating_point()}
+    if dtypes == {torch.float64}:
+        warnings.warn(
+            "The model is float64, which torch alone can run. Call .float() on the model and on its inputs "
+            "to use the kernels of aerogel.",
+            stacklevel=3,
+        )
+
+
+def _needs_input(model: torch.nn.Module) -> bool:
+    """Whether forward() has an argument without a default that nothing else gives."""
+    if isinstance(model, HasGraph | GraphModel):
+        graph_model = model.as_graph() if isinstance(model, HasGraph) else model
+        return bool(graph_model.captured.graph.inputs)
+    if model._forward_pre_hooks:
+        return False
+    try:
+        parameters = inspect.signature(model.forward).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    named = (p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD))
+    return any(p.default is p.empty for p in named)
+
+
+def check_types(names: Sequence[str], dtypes: Sequence[Any], values: Sequence[Any]) -> None:
+    """Raise where an example of a file has another element type than the file's input."""
+    for name, dtype, value in zip(names, dtypes, values, strict=False):
+        if isinstance(value, torch.Tensor) and dtype is not None and value.dtype != dtype:
+            convert = ".float()" if dtype == torch.float32 else f".to({dtype})"
+            raise ShapeError(
+                f"input '{name}' of the file is {dtype}, and the example is {value.dtype}. Call {convert} on "
+                "the example."
+            )
 
 
 def ranges_of(ranges: Any) -> str:

@@ -14,7 +14,18 @@ from typing import Any
 
 import torch
 
-from aerogel.arguments import Sizes, dtype_of, looked_at, names_of, points_of, ranges_of, samples_of
+from aerogel.arguments import (
+    Sizes,
+    check_call,
+    check_types,
+    dtype_of,
+    looked_at,
+    names_of,
+    points_of,
+    ranges_of,
+    samples_of,
+    warn_of_few,
+)
 from aerogel.backends import backend_of
 from aerogel.capture import foreign
 from aerogel.capture.network import Network
@@ -113,6 +124,8 @@ def compile(
     looked_at(plan, store, dynamic_shapes)
     stored_as = dtype_of(dtype)
     call, names, samples = as_call(args, kwargs), names_of(methods), samples_of(calibration)
+    check_call(model.original if isinstance(model, Compiled) else model, call, "compile")
+    warn_of_few(stored_as, samples)
     backend = backend_of(call)
     wanted = (BASELINE,) if strict_nan else names
     asked = Asked(tune, search.effort(tune), wanted, backend, Store(store, backend), stored_as, samples)
@@ -242,6 +255,7 @@ def _from_onnx(
     progress.begin("reading the file")
     try:
         captured = read_file(path, shapes, [tuple(a.shape) for a in call[0]])
+        check_types(captured.graph.inputs, captured.dtypes, call[0])
         model, call = GraphModel(captured, captured.constants), call if call[0] else captured.filled()
         fast = _compiled(model, call, None, plan, asked, progress)
     except InvalidArgument as why:  # arguments were looked at: this is the file's

@@ -199,9 +199,8 @@ def read_through(content: Any) -> None:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Temporary file, fsync, rename: a reader sees the old file, the new one or none, also after a crash.
-    Raises OSError."""
-    private_folder(path.parent)
+    """Temporary file, fsync, rename: a reader sees the old file, the new one or none, also after a crash. The
+    folder must exist: one that a user mistyped is not created. Raises OSError."""
     opened = os.open(path.parent, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY)
     try:
         _write(path.name, content, opened, 0o666)

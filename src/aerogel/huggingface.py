@@ -1,4 +1,4 @@
-"""aerogel in Hugging Face's Trainer: `Prune`, a callback. Needs `pip install aerogel[huggingface]`."""
+"""aerogel in Hugging Face's Trainer: `Prune`, a callback. Needs `pip install "aerogel[huggingface]"`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import warnings
 from typing import Any
 
 from aerogel.errors import InvalidArgument
+from aerogel.optional import install
 from aerogel.pruning.asked import Sparsity
 from aerogel.pruning.held import finalize, masks_of
 from aerogel.pruning.schedule import Schedule, plain
@@ -14,7 +15,9 @@ try:
     from transformers import TrainerCallback
     from transformers.trainer_callback import ExportableState
 except ImportError as why:
-    raise ImportError("aerogel.huggingface needs transformers: pip install aerogel[huggingface]") from why
+    raise ImportError(
+        f"aerogel.huggingface needs transformers, which is not installed. Run: {install('huggingface')}"
+    ) from why
 
 __all__ = ["Prune"]
 

@@ -1,4 +1,4 @@
-"""aerogel in Lightning: `Prune`, a callback. Needs `pip install aerogel[lightning]`."""
+"""aerogel in Lightning: `Prune`, a callback. Needs `pip install "aerogel[lightning]"`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from aerogel.errors import InvalidArgument
+from aerogel.optional import install
 from aerogel.pruning.asked import Sparsity
 from aerogel.pruning.held import finalize
 from aerogel.pruning.schedule import Schedule
@@ -13,7 +14,9 @@ from aerogel.pruning.schedule import Schedule
 try:
     from lightning.pytorch.callbacks import Callback
 except ImportError as why:
-    raise ImportError("aerogel.lightning needs Lightning: pip install aerogel[lightning]") from why
+    raise ImportError(
+        f"aerogel.lightning needs Lightning, which is not installed. Run: {install('lightning')}"
+    ) from why
 
 __all__ = ["Prune"]
 

@@ -19,6 +19,7 @@ import numpy as np
 
 from aerogel.errors import AerogelError, InvalidArgument, printable
 from aerogel.ir import Array
+from aerogel.optional import import_optional
 
 MOST_BYTES = 64 << 20
 """Of an encoded image."""
@@ -133,10 +134,9 @@ class Recipe:
 
 
 def _pillow() -> Any:
-    try:
-        import PIL.Image
-    except ImportError:
-        raise AerogelError("reading images needs Pillow: pip install aerogel[images]") from None
+    import_optional("PIL", "images", "Reading images")
+    import PIL.Image
+
     return PIL.Image
 
 

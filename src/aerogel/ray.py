@@ -1,4 +1,4 @@
-"""aerogel on Ray: `Predict` for Ray Data, `app` for Ray Serve. Needs `pip install aerogel[ray]`."""
+"""aerogel on Ray: `Predict` for Ray Data, `app` for Ray Serve. Needs `pip install "aerogel[ray]"`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from aerogel.errors import InvalidArgument
 from aerogel.ir import Array
 from aerogel.preprocess import Recipe
-from aerogel.serving.cluster import cpus
+from aerogel.serving.cluster import check_ray, cpus
 from aerogel.serving.predictor import Predictor
 
 __all__ = ["Predict", "app"]
@@ -97,6 +97,7 @@ def app(args: dict[str, Any]) -> Any:
             that run together, at most), `wait_ms` (for others to come), `max_bytes` (of a body), `threads`,
             `replicas` and, to scale by load, `most_replicas`.
     """
+    check_ray()
     from aerogel.serving.deployment import application
 
     return application(args)

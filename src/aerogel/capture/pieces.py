@@ -17,6 +17,7 @@ import torch
 
 from aerogel.capture.onnx.file import MOST_DEPTH, TYPES, within
 from aerogel.errors import InvalidFile, UnsupportedModel
+from aerogel.optional import import_optional
 
 _ENDLESS = ("Loop", "Scan", "SequenceMap")
 FEW = 64
@@ -32,12 +33,7 @@ def check(content: torch.Tensor) -> None:
 
 @lru_cache(64)
 def _parsed(raw: bytes) -> Any:
-    try:
-        import onnx
-    except ImportError:
-        raise UnsupportedModel(
-            "a part of this model is ONNX, which needs to be looked at: pip install aerogel[onnx]"
-        ) from None
+    onnx = import_optional("onnx", "onnx", "Reading a model with parts of an ONNX file", UnsupportedModel)
     try:
         model = onnx.load_model_from_string(raw)
     except Exception as why:  # protobuf's own types

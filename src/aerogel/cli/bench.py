@@ -41,7 +41,9 @@ def bench(fast: Compiled, source: Source, against: list[str], rounds: int) -> di
         try:
             runs |= _opponent(name, source)
         except Exception as why:  # an opponent's failure is its own, and is reported
-            absent[name] = f"{type(why).__name__}: {first_line(why)[:160]}"
+            missing = isinstance(why, ModuleNotFoundError) and why.name == name
+            reason = f"not installed: pip install {name}" if missing else first_line(why)[:160]
+            absent[name] = reason if missing else f"{type(why).__name__}: {reason}"
     times = dict(zip(runs, (np.array(t) for t in interleaved(list(runs.values()), rounds)), strict=True))
     ours = times["aerogel"]
     ratios = {name: float(np.median(t / ours)) for name, t in times.items() if name != "aerogel"}
@@ -77,9 +79,11 @@ def _opponent(name: str, source: Source) -> dict[str, Run]:
     assert isinstance(model, GraphModel)
     names = model.captured.graph.inputs
     if name == "onnxruntime":
+        if not foreign.available():
+            raise AerogelError("not installed: pip install onnxruntime")
         session = foreign.whole(source.path, names, call[0])
         if session is None:
-            raise AerogelError("not installed, or it does not take the file")
+            raise AerogelError("it does not take the file")
         return {"onnxruntime": session}
     import openvino as ov
 

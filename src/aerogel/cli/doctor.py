@@ -20,6 +20,7 @@ from aerogel.errors import AerogelError
 from aerogel.ir import here_levels, host
 from aerogel.ir.tensors import private_ops
 from aerogel.methods import BASELINE
+from aerogel.optional import install
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ def _gpu() -> Finding:
         return Finding("GPU", "torch sees no CUDA device; models run on the CPU")
     name = torch.cuda.get_device_name()
     if find_spec("cuda") is None or find_spec("cuda.core") is None:
-        says = f"{name}, but cuda-core is missing: pip install aerogel[cuda] for models on the GPU"
+        says = f"{name}, but cuda-core is missing: {install('cuda')} for models on the GPU"
         return Finding("GPU", says, good=False)
     return Finding(
         "GPU",

@@ -1,4 +1,7 @@
-"""`aerogel`: the command line's verbs. Exit codes: 0 done, 1 failed, 2 wrong usage, 3 --require missed."""
+"""`aerogel`: the command line's verbs.
+
+Exit codes: 0 done, 1 failed, 2 wrong usage, 3 --require missed, 130 interrupted.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ from aerogel.cli.options import (
     Trust,
     Tune,
     Weights,
-    writable,
+    check_result,
 )
 from aerogel.cli.serve import serve
 from aerogel.cli.slim import slim
@@ -153,7 +156,7 @@ def compile_(
         from aerogel.report.explain import explain as report
         from aerogel.saved.file import save
 
-        writable(out)
+        check_result(out, (".aero",), [model, weights, calibration])
         recipe = None if preprocess is None else str(Recipe.parse(preprocess))
         given = (model, shape, batch, threads, dtype, tune, store, weights, trust_pickle, quiet)
         _, fast = compiled(*given, calibration=calibration, preprocess=recipe, ranges=ranges)

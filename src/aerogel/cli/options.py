@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-import os
-from importlib.util import find_spec
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from aerogel.errors import AerogelError, printable
+from aerogel.errors import InvalidArgument, printable
 from aerogel.ir import MOST_THREADS
+from aerogel.ir.dtypes import suggest_precision
+from aerogel.optional import import_optional
+from aerogel.outputs import Input, check_output
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
 _MODEL = typer.Argument(
@@ -97,7 +99,9 @@ def half(dtype: str | None, calibration: object = None) -> str | None:
             "--preprocess, or with a .npz file of arrays. What it writes, the other verbs take"
         )
     if dtype not in (None, "float16", "bfloat16"):
-        raise typer.BadParameter(f"--dtype is float16 or bfloat16, not '{printable(dtype)}'")
+        raise typer.BadParameter(
+            f"--dtype must be float16, bfloat16 or int8; got '{printable(dtype)}'. {suggest_precision(dtype)}"
+        )
     return dtype
 
 
@@ -158,24 +162,24 @@ def sizes(given: list[str] | None) -> dict[str, tuple[int, ...]]:
     return found
 
 
-def writable(out: Path, flag: str = "-o") -> Path:
-    """Where the result goes, looked at before an hour of timing: no folder, and a folder around it that can
-    be written."""
-    if out.is_dir():
-        raise AerogelError(f"'{out}' is a folder; say {flag} with the name of a file in it")
-    around = next((f for f in out.absolute().parents if f.exists()), Path("/"))
-    if not around.is_dir() or not os.access(around, os.W_OK | os.X_OK):
-        raise AerogelError(
-            f"'{out}' cannot be written: '{around}' is no folder that you may write to. Say {flag} "
-            "with another path."
-        )
-    return out
+def check_result(
+    out: Path,
+    suffixes: Sequence[str],
+    inputs: Iterable[Input],
+    option: str = "-o",
+    strict: bool = True,
+    note: str = "",
+) -> Path:
+    """Return the path of a result if it may be written, checked before an hour of timing. A path that is
+    wrong in itself is wrong usage."""
+    try:
+        return check_output(out, suffixes, option=option, inputs=inputs, strict=strict, note=note)
+    except InvalidArgument as error:
+        raise typer.BadParameter(str(error)) from None
 
 
-def drawable(plot: Path) -> None:
-    """Whether a plot can be written there, looked at before an hour of timing."""
-    writable(plot, "--plot")
-    if find_spec("matplotlib") is None:
-        raise AerogelError("--plot needs matplotlib: pip install aerogel[plot]")
-    if plot.suffix not in (".png", ".svg", ".pdf"):
-        raise typer.BadParameter(f"--plot is a .png, .svg or .pdf file, not '{printable(plot.name)}'")
+def check_plot(plot: Path | None, *inputs: Input) -> None:
+    """Raise where a plot is requested and cannot be drawn or written, before an hour of timing."""
+    if plot is not None:
+        check_result(plot, (".png", ".svg", ".pdf"), inputs, "--plot")
+        import_optional("matplotlib", "plot", "--plot")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,17 +18,18 @@ from aerogel.cli.options import (
     Trust,
     Weights,
     above_zero,
-    drawable,
+    check_plot,
+    check_result,
     effort,
     half,
     number,
     share,
     sizes,
-    writable,
 )
 from aerogel.cli.recipe import read_recipe
 from aerogel.cli.words import in_words
 from aerogel.errors import AerogelError, printable
+from aerogel.outputs import Input
 
 
 def advise(
@@ -72,8 +74,7 @@ def advise(
 
         kinds = None if patterns is None else [a_pattern(p) for p in patterns.split(",")]
         stored_as, budget = half(dtype, "made up"), effort(tune)
-        if plot is not None:
-            drawable(plot)
+        check_plot(plot, model, weights)
         opened = opened_model(model, shape, threads, weights, trust_pickle)
         options: dict[str, Any] = {"speedup": speedup, "dtype": stored_as, "tune": budget or "fast"}
         found = measured(opened.model, *opened.call, sparsities=shares, patterns=kinds, **options)
@@ -152,16 +153,9 @@ def prune(
         from aerogel.runtime.onnxmodel import OnnxModel
 
         a_pattern(pattern)
-        writable(out)
+        check_model_output(out, model, [weights, recipe, calibration])
         how = None if preprocess is None else str(Recipe.parse(preprocess))
         layers = None if recipe is None else read_recipe(recipe)
-        if out.suffix not in (".onnx", ".safetensors") or (
-            out.suffix == ".onnx" and not model.endswith(".onnx")
-        ):
-            raise typer.BadParameter(
-                f"'{printable(str(out))}': -o is an .onnx file from an .onnx file, or the weights "
-                "as .safetensors"
-            )
         opened = opened_model(model, shape, None, weights, trust_pickle, trains=True)
         if calibration is not None:
             from aerogel.cli.calibration import read_calls
@@ -187,6 +181,13 @@ def prune(
         typer.echo(json.dumps({"file": str(out), "arrays": count, "zeros": zeros}))
     else:
         typer.echo(printable(f"{out}: {count} arrays written, {zeros:.1%} zeros in the weights"))
+
+
+def check_model_output(out: Path, model: str, inputs: Iterable[Input], *further: str) -> None:
+    """Raise where this model cannot be written to a path, in one of its formats or the `further` ones."""
+    suffixes = (".onnx", ".safetensors") if model.endswith(".onnx") else (".safetensors",)
+    note = "Only an .onnx file is written as .onnx again." if out.suffix == ".onnx" else ""
+    check_result(out, (*suffixes, *further), [model, *inputs], note=note)
 
 
 SCORES, SCOPES = {"magnitude": False, "wanda": True, "obs": True}, ("uniform", "global", "erk", "error")

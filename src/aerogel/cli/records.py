@@ -13,6 +13,7 @@ from aerogel.cli.options import Json
 from aerogel.cli.words import in_words
 from aerogel.disk import cache_folder, read_small
 from aerogel.errors import AerogelError, printable
+from aerogel.outputs import check_folder
 
 app = typer.Typer(help="The tuning records of this machine, and of a fleet's store.", no_args_is_help=True)
 Address = Annotated[str, typer.Argument(help="The fleet's store: s3://bucket/path, or any fsspec address.")]
@@ -84,6 +85,8 @@ def pull(store: Address, folder: Folder = None, as_json: Json = False) -> None:
 
     with in_words():
         fleet.Fleet.of(store)
+        if folder is not None:
+            check_folder(folder, "--folder")
         count = _tried(store, lambda: _pulled(store, _own(folder)))
     _counted(count, "copied here", as_json)
 

@@ -23,7 +23,7 @@ from aerogel.cli.options import (
     Tune,
     Weights,
     Zoo,
-    writable,
+    check_result,
 )
 from aerogel.cli.words import in_shell, in_words
 from aerogel.errors import printable
@@ -80,16 +80,14 @@ def report(
 ) -> None:
     """Write what `explain` says as one HTML page: charts, and a table to sort and search.
 
-    The page needs no network and no other file. Charts need matplotlib: pip install aerogel[plot].
+    The page needs no network and no other file. Charts need matplotlib: pip install "aerogel[plot]".
 
     Example:  aerogel report model.aero -o report.html
     """
     from aerogel.report.explain import explain as explained
 
-    if out.suffix not in (".html", ".htm"):
-        raise typer.BadParameter(f"-o is an .html file, not '{printable(out.name)}'")
     with in_words():
-        writable(out)
+        check_result(out, (".html", ".htm"), [model, weights])
         _, fast = compiled(
             model, shape, batch, threads, dtype, tune, store, weights, trust_pickle, quiet, sparsity, zoo
         )

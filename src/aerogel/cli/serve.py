@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from aerogel.cli.batch import Bgr, Crop, Mean, Sides, Std, recipe
-from aerogel.cli.options import writable
+from aerogel.cli.options import check_result
 from aerogel.cli.words import in_words
 from aerogel.errors import printable
 
@@ -50,10 +50,13 @@ def serve(
         raise typer.BadParameter(f"--replicas is a number, or MIN:MAX, not '{printable(replicas)}'")
     least, _, most = replicas.partition(":")
     with in_words():
-        from aerogel.serving.cluster import cluster
+        from aerogel.serving.cluster import check_ray, cluster
         from aerogel.serving.predictor import Predictor
 
         how = recipe(resize, crop, mean, std, bgr, None)
+        if out is not None:
+            check_result(out, (".yaml", ".yml"), [model])
+        check_ray()
         Predictor(model, threads)  # what is wrong with it is said here
         args: dict[str, Any] = {"model": os.path.abspath(model), "threads": threads, "replicas": int(least)}
         args |= {"most_replicas": int(most)} if most else {}
@@ -63,7 +66,7 @@ def serve(
         if out is not None:
             from aerogel.serving.running import written
 
-            written(args, host, port, writable(out))
+            written(args, host, port, out)
             typer.echo(printable(f"{out}: serve deploy takes it, and a RayService's serveConfigV2"))
             return
         with cluster(threads * int(least)):

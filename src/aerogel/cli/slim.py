@@ -18,15 +18,16 @@ from aerogel.cli.options import (
     Threads,
     Weights,
     above_zero,
-    drawable,
+    check_plot,
+    check_result,
     half,
     share,
     sizes,
-    writable,
 )
-from aerogel.cli.pruning import a_pattern, drawn, opened_model, state_of
+from aerogel.cli.pruning import a_pattern, check_model_output, drawn, opened_model, state_of
 from aerogel.cli.words import in_shell, in_words
 from aerogel.errors import AerogelError, printable
+from aerogel.outputs import check_folder
 
 NOTHING = "Nothing was written. Allow more with --max-drop, or ask for less with --speedup or --sparsity."
 
@@ -102,7 +103,13 @@ def slim(
             "dtype": half(dtype, calibration),
         }
         asked |= {"exclude": exclude or [], "state": state, "progress": False if quiet else None}
-        _places(model, out, recipe_out, plot)
+        inputs = [model, weights, calibration]
+        check_model_output(out, model, inputs, ".aero")
+        if recipe_out is not None:
+            check_result(recipe_out, (".json",), inputs, "--recipe-out", strict=False)
+        check_plot(plot, *inputs)
+        if state is not None:
+            check_folder(state, "--state")
         how = None if preprocess is None else str(Recipe.parse(preprocess))
         opened = opened_model(model, shape, threads, weights, False, trains=True)
         if not any(True for _ in prunable(opened.model)):
@@ -152,22 +159,6 @@ def _asked(
             "a .npz file that has an array for each input"
         )
     return {"speedup": speedup, "sparsity": sparsity, "max_drop": max_drop, "budget_minutes": minutes}
-
-
-def _places(model: str, out: Path, recipe_out: Path | None, plot: Path | None) -> None:
-    """Whether everything can be written, before an hour of work."""
-    if out.suffix not in (".onnx", ".aero", ".safetensors") or (
-        out.suffix == ".onnx" and not model.endswith(".onnx")
-    ):
-        raise typer.BadParameter(
-            f"'{printable(str(out))}': -o is an .onnx file from an .onnx file, an .aero file, or the weights "
-            "as .safetensors"
-        )
-    writable(out)
-    if recipe_out is not None:
-        writable(recipe_out, "--recipe-out")
-    if plot is not None:
-        drawable(plot)
 
 
 def _written(found: Any, out: Path, how: str | None) -> None:

@@ -27,7 +27,7 @@ from aerogel.cli.options import (
     Weights,
     Zoo,
     above_zero,
-    drawable,
+    check_plot,
     numbers,
 )
 from aerogel.cli.words import in_words
@@ -75,8 +75,7 @@ def bench(
         from aerogel.cli.bench import known
 
         known(opponents)
-        if plot is not None:
-            drawable(plot)
+        check_plot(plot, model, weights)
         for size in batch.split(","):
             own = int(size) if size else None
             opened, fast = compiled(

@@ -41,7 +41,21 @@ _REMEDIES: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
     (r"\(tune=['\"](\w+)['\"]\)", r"(--tune \1)"),
     (r"\btune is 'off', 'fast', 'full' or seconds", "--tune is off, fast, full or seconds"),
     (r"[Cc]all torch\.set_num_threads\((\w+)\)", r"say --threads \1"),
-    (r"dtype is None, torch\.float16, torch\.bfloat16 or \"int8\"", "--dtype is float16, bfloat16 or int8"),
+    (
+        r"dtype must be None, torch\.float16, torch\.bfloat16 or \"int8\"",
+        "--dtype must be float16, bfloat16 or int8",
+    ),
+    (r"Leave dtype out", "Leave --dtype out"),
+    (
+        r"Load its weights into a torch\.nn\.Module, then call aerogel\.compile\(model, \(x,\)\)",
+        "Say package.module:build and --weights FILE.safetensors",
+    ),
+    (
+        r"Compile torch\.export\.load\(path\)\.module\(\) with an example input",
+        "Say --trust-pickle to compile it",
+    ),
+    (r"aerogel\.compile\((['\"])(.*?)\1\)", r"aerogel compile \2 -o FILE.aero"),
+    (r"Call aerogel\.compile\(model, \(x,\)\)", "Say --shape NAME=1x3x224x224"),
     (r"say state= with another folder", "say --state with another folder"),
     (r"\bpattern='(\w+)'", r"--pattern \1"),
     (r"aerogel\.prune\(model, ([\d.]+)\)", r"aerogel prune MODEL -o FILE --sparsity \1"),
@@ -52,7 +66,6 @@ _REMEDIES: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
     ),
     (r"\bexplain\(\) says", "aerogel explain says"),
     (r"explain\(fast, layer=('.*?')\), or all of it: verbose=True", r"--layer \1, or all of it: --verbose"),
-    (r"as in save\('report\.html'\)", "as in -o report.html"),
 )
 
 

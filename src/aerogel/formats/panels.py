@@ -36,6 +36,7 @@ from aerogel.ir import (
     nonzero,
     round_up,
 )
+from aerogel.optional import install
 
 VERSION = 1
 LANES = 32
@@ -54,7 +55,7 @@ Tile = tuple[Array, Array]
 def unsupported(conv: Conv, target: Gpu) -> str | None:
     """None, or why no tensor core takes this problem."""
     if target.kind != "cuda" or find_spec("triton") is None:
-        return "runs by Triton: pip install aerogel[triton], on a CUDA device"
+        return f"runs by Triton: {install('triton')}, on a CUDA device"
     if conv.dtypes == Dtypes() and not target.tf32:
         return (
             "an f32 layer would be rounded to tf32, which torch may not do either "

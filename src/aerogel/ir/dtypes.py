@@ -115,3 +115,34 @@ class Dtypes:
 
 F32 = Dtypes()
 INT8 = Dtypes(*_INT8)
+
+
+_SPELLINGS = {
+    "float16": ["fp16", "f16", "half", "float16", "16"],
+    "bfloat16": ["bf16", "bfloat", "bfloat16"],
+    "int8": ["i8", "s8", "u8", "int8", "uint8", "qint8", "quint8", "8"],
+    "": [
+        "fp32",
+        "f32",
+        "float32",
+        "float",
+        "single",
+        "full",
+        "none",
+        "32",
+        "fp64",
+        "f64",
+        "float64",
+        "double",
+    ],
+}
+"""What people call a precision elsewhere; "" is the model's own."""
+
+
+def suggest_precision(dtype: object) -> str:
+    """Return what was probably meant by a precision that is not accepted, as a question, or ""."""
+    text = str(getattr(dtype, "__name__", dtype)).lower().rpartition(".")[2].replace("_", "").replace("-", "")
+    name = next((name for name, spellings in _SPELLINGS.items() if text in spellings), None)
+    if name is None:
+        return ""
+    return f'Did you mean "{name}"?' if name else "Leave dtype out to keep the model's own precision."

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from aerogel.errors import printable
+from aerogel.optional import import_optional
 
 Point = tuple[str, float]
 """A pattern and a sparsity."""
@@ -156,11 +157,10 @@ class Advice:
         return Advice(**{k: v for k, v in said.items() if k != "noise"} | own)
 
     def plot(self, ax: Any = None) -> Any:
-        """Speedup of the model over sparsity, a line for each pattern. Needs matplotlib: pip install
-        aerogel[plot]."""
+        """Speedup of the model over sparsity, a line for each pattern. Needs matplotlib:
+        `pip install "aerogel[plot]"`."""
         if ax is None:
-            from matplotlib import pyplot
-
+            pyplot = import_optional("matplotlib.pyplot", "plot", "Advice.plot()")
             _, ax = pyplot.subplots(figsize=(6, 4), layout="constrained")
         for pattern in dict.fromkeys(p for p, _ in self.model_us):
             own = sorted((s, self.torch_us / us) for (p, s), us in self.model_us.items() if p == pattern)

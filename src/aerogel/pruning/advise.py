@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from aerogel.arguments import dtype_of, samples_of
+from aerogel.arguments import check_call, dtype_of, samples_of
 from aerogel.backends import Backend, backend_of
 from aerogel.capture.network import Network
 from aerogel.capture.nodes import problem
@@ -112,8 +112,9 @@ def advise(
     a_speedup(speedup)
     search.effort(tune)
     call, samples = as_call(args, kwargs), samples_of(calibration)
+    check_call(a_module(model, "advise"), call, "advise")
     backend = backend_of(call)
-    model = as_weights(private(a_module(model, "advise"), call))
+    model = as_weights(private(model, call))
     points = list(product(dict.fromkeys(kinds), sorted(set(shares))))
     with shown(progress) as line, torch.no_grad():
         here, (there, *samples) = backend.host(model, [call, *(samples or [])])

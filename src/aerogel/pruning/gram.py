@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 from aerogel.errors import InvalidArgument
 from aerogel.pruning.layers import columns, filters_first, groups, owned_once, results, windows
 from aerogel.runtime.eager import Call, images
+from aerogel.runtime.reading import type_remedy
 
 PIXELS, EACH = 1 << 14, 16
 """Pixels that are picked in all, and of each image at least."""
@@ -28,6 +29,8 @@ MOST_BYTES = 384 << 20
 """Sums that are held at once."""
 AT_ONCE = 1 << 11
 """Pixels whose patches are added up together."""
+LABELS = "A loader of (images, labels) gives images alone as [x for x, _ in loader]."
+"""What is wrong with most calibration that a model refuses."""
 LOOKED_AT, ROUNDING = 64, 0.02
 """Pixels by which a layer's answer is compared to a product, and how far it may be off: bf16 rounds so."""
 
@@ -150,6 +153,40 @@ def watched(
             one.remove()
 
 
+def _watched_first(model: nn.Module, takers: Mapping[nn.Module, Taken], call: Call) -> None:
+    """Run the first call, and say what to do where the model refuses it."""
+    try:
+        watched(model, takers, [call])
+    except Exception as why:
+        raise InvalidArgument(
+            f"the model does not run on its first calibration input: {type(why).__name__} {str(why)[:200]}. "
+            + (type_remedy(model, call, "the input") or LABELS)
+        ) from why
+
+
+def check_first(model: nn.Module, call: Call) -> None:
+    """Raise where the model does not run on the first call, or where that is one image without a batch, which
+    torch runs too: its channels would count as images."""
+    single: list[int] = []
+    convolutions = [m for m in model.modules() if isinstance(m, nn.modules.conv._ConvNd)]
+
+    def taken(module: Any) -> Taken:
+        def look(_: int, x: Tensor, y: Tensor) -> None:
+            single.extend([x.dim()] * (x.dim() == len(module.kernel_size) + 1))
+
+        return look
+
+    _watched_first(model, {module: taken(module) for module in convolutions}, call)
+    inputs = [t for t in pytree.tree_leaves(call) if isinstance(t, Tensor)]
+    largest = max(inputs, key=Tensor.dim, default=None)
+    if largest is not None and largest.dim() in single:
+        shape = ", ".join(map(str, largest.shape))
+        raise InvalidArgument(
+            f"the first calibration input is one image without a batch, of shape ({shape}). Give batches, "
+            f"for example [images] with images of shape (N, {shape})."
+        )
+
+
 def order(model: nn.Module, modules: Mapping[str, nn.Module], call: Call) -> list[str]:
     """The layers that run, in the order in which they do, and that can be fitted: their answer is their
     weight times their windows, and the weight is theirs alone."""
@@ -161,13 +198,7 @@ def order(model: nn.Module, modules: Mapping[str, nn.Module], call: Call) -> lis
 
         return look
 
-    try:
-        watched(model, {module: taken(name, module) for name, module in modules.items()}, [call])
-    except Exception as why:
-        raise InvalidArgument(
-            f"the model does not run on its first calibration input: {type(why).__name__} {str(why)[:200]}. "
-            "A loader of (images, labels) gives images alone as [x for x, _ in loader]."
-        ) from why
+    _watched_first(model, {module: taken(name, module) for name, module in modules.items()}, call)
     return [name for name, fits in found.items() if fits and owned_once(model, modules[name])]
 
 

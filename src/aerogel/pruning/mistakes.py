@@ -84,7 +84,10 @@ def walkable(value: Any, what: str, example: str) -> Iterable[Any]:
     """The same, not read yet."""
     bare = isinstance(value, str | bytes | Mapping | Real | torch.Tensor | nn.Module)
     if bare or hasattr(value, "__array__") or not isinstance(value, Iterable):
-        raise InvalidArgument(f"{what} is a list, not a {type(value).__name__}: say {example}")
+        wrap = " Put it into a list: [tensor]." if isinstance(value, torch.Tensor) else ""
+        raise InvalidArgument(
+            f"{what} must be a list, for example {example}; got a {type(value).__name__}.{wrap}"
+        )
     return value
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from aerogel.errors import InvalidArgument
 from aerogel.progress import shown
 from aerogel.pruning.asked import FROM_DATA, Sparsity, chosen, masked
-from aerogel.pruning.gram import order
+from aerogel.pruning.gram import check_first
 from aerogel.pruning.held import mark
 from aerogel.pruning.layers import filters_first, under
 from aerogel.pruning.mistakes import several
@@ -56,7 +56,8 @@ def prune(
             (weight x size of its input) or "obs", which look at `calibration`.
         exclude: Layers to leave alone.
         calibration: Calls of the model on real inputs, a few hundred images: a list of tensors, of tuples of
-            arguments or of dicts of them, or a DataLoader of those. Batch norm is estimated again on it.
+            arguments or of dicts of them, a DataLoader of those, or one tensor of images, which is split into
+            calls of 32. Batch norm is estimated again on it.
         permute: An example call, as for `compile`. Channels are first put in the order in which blocks of
             pattern "1x4" lose least, in all layers that share them: the model answers as before. Before an
             optimizer has state.
@@ -74,7 +75,7 @@ def prune(
     calls = calls_of(calibration, looks or score) if looks or calibration is not None else []
     if calls:
         calls = there(model, calls)
-        order(model, {}, calls[0])  # what does not run is said before anything changes
+        check_first(model, calls[0])  # what does not run is said before anything changes
     if permute is not None:
         with shown(progress) as line, torch.no_grad():
             permuted(model, permute, asked, line)

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from aerogel.arguments import check_call
 from aerogel.backends import Backend, backend_of
 from aerogel.capture.nodes import problem
 from aerogel.errors import InvalidArgument
@@ -82,7 +83,7 @@ class _Layer:
 
 def reprune(
     model: nn.Module,
-    args: Any,
+    args: Any = (),
     *,
     max_weight_loss: float = 0.05,
     pattern: str | None = None,
@@ -107,7 +108,7 @@ def reprune(
         evaluate: A function of the model that is higher when better.
         max_drop: How much of `evaluate`'s number may be lost.
     """
-    a_module(model, "reprune")
+    check_call(a_module(model, "reprune"), as_call(args, None), "reprune")
     a_share(max_weight_loss, "max_weight_loss")
     if a_score(evaluate) is not None and max_drop is not None and not 0 <= real(max_drop) < math.inf:
         raise InvalidArgument(f"max_drop is how much of evaluate's number may be lost, not {max_drop!r}")

@@ -19,7 +19,7 @@ from aerogel.errors import InvalidArgument
 from aerogel.progress import shown
 from aerogel.pruning.advise import IN_INT8, PATTERNS
 from aerogel.pruning.asked import chosen
-from aerogel.pruning.gram import inference, order
+from aerogel.pruning.gram import check_first, inference
 from aerogel.pruning.judge import agreement, answers, with_floats
 from aerogel.pruning.masks import as_block
 from aerogel.pruning.mistakes import a_module, a_number, a_score, a_share, a_speedup, real, several
@@ -71,7 +71,8 @@ def slim(
     Args:
         model: A trained module, or an `OnnxModel`.
         inputs: Calls on real inputs, some hundred images in batches: a list of tensors, of tuples of
-            arguments or of dicts of them. No labels. The first one's first image is what is timed; where the
+            arguments or of dicts of them, or one tensor of images, which is split into calls of 32. No
+            labels. The first one's first image is what is timed; where the
             model takes no image alone, all of the first.
         speedup: How many times as fast as torch, measured; 3 if neither this nor `sparsity` is given.
         sparsity: In its place: the share of zeros in all layers that run together.
@@ -108,13 +109,13 @@ def slim(
     left_out = several(exclude, "exclude", "exclude=['head']")
     share = 0.0 if sparsity is None else goal
     layers = chosen(a_module(model, "slim"), share, kinds[0], "uniform", "magnitude", left_out)
+    stages = Stages(state)
     calls = there(model, calls_of(inputs, "slim()"))
     dense = flush(as_weights(copied(model))).eval()
-    order(dense, {}, calls[0])  # what does not run is said before any work
+    check_first(dense, calls[0])  # what does not run is said before any work
     if train is None:
         with inference(dense):
             with_floats(answers(dense, calls[:1]))
-    stages = Stages(state)
     if state is not None:
         asked = [goal, sparsity is None, most_lost, pattern, str(dtype_of(dtype)), left_out]
         said = {"goal": asked, "evaluate": _named(evaluate), "train": _named(train)}

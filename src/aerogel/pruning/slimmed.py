@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from aerogel.errors import printable
+from aerogel.optional import import_optional
 from aerogel.pruning.advice import Point
 from aerogel.runtime.module import Compiled
 
@@ -93,11 +94,10 @@ class Slimmed:
         }
 
     def plot(self, ax: Any = None) -> Any:
-        """Score against measured latency: the dense model, each step, the chosen one. Needs matplotlib: pip
-        install aerogel[plot]."""
+        """Score against measured latency: the dense model, each step, the chosen one. Needs matplotlib:
+        `pip install "aerogel[plot]"`."""
         if ax is None:
-            from matplotlib import pyplot
-
+            pyplot = import_optional("matplotlib.pyplot", "plot", "Slimmed.plot()")
             _, ax = pyplot.subplots(figsize=(6, 4), layout="constrained")
         least = self.dense_score - self.max_drop
         small: dict[str, Any] = {"textcoords": "offset points", "fontsize": 8}

@@ -23,6 +23,7 @@ from torch.utils import _pytree as pytree
 
 from aerogel.disk import read_small, write_whole
 from aerogel.errors import AerogelError, InvalidFile
+from aerogel.outputs import check_folder, make_folder
 from aerogel.pruning.advice import Point
 from aerogel.pruning.gram import inference
 from aerogel.pruning.judge import answers
@@ -40,14 +41,14 @@ class Stages:
     nobody knows whom: it is parsed where it is read, and whatever goes wrong there is one sentence."""
 
     def __init__(self, folder: str | Path | None) -> None:
-        self.folder = None if folder is None else Path(folder)
+        self.folder = None if folder is None else check_folder(folder, "state")
 
     def begin(self, question: Mapping[str, Any]) -> None:
         """Raises where the folder holds the answer to another question."""
         if self.folder is None:
             return
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            make_folder(self.folder, "state")
         except OSError as why:
             raise self._unusable(why) from why
         known = self.read("question", dict)

@@ -17,6 +17,7 @@ from typing import Any
 from aerogel.errors import printable
 from aerogel.ir import Conv, Target
 from aerogel.methods import BASELINE
+from aerogel.optional import install
 from aerogel.report import charts
 from aerogel.report.limits import Limit, limit, rates, target_here
 from aerogel.report.report import LEGEND, Report, spent_us, times_of, whole_us
@@ -107,7 +108,7 @@ def _figures(report: Report, found: list[Limit] | None, why: str) -> list[str]:
     """The charts; a sentence where one cannot be drawn."""
     timed = [row for row in report.layers if spent_us(row) and row["dense_us"]]
     if not charts.can_draw():
-        return ['<p class="soft">Charts need matplotlib: <code>pip install aerogel[plot]</code>.</p>']
+        return [f'<p class="soft">Charts need matplotlib: <code>{_text(install("plot"))}</code>.</p>']
     drawn = []
     if timed:
         drawn.append(

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from aerogel.errors import AerogelError, InvalidArgument, printable
+from aerogel.errors import AerogelError, printable
+from aerogel.outputs import check_output
 
 WIDE = 120
 """Columns from which the table has room for problems."""
@@ -78,13 +79,11 @@ class Report:
     def save(self, path: str | Path) -> Path:
         """Write one self-contained HTML page: charts, a table to sort and search, every choice and refusal.
 
-        Charts need matplotlib (`pip install aerogel[plot]`); without it the page has its tables.
+        Charts need matplotlib (`pip install "aerogel[plot]"`); without it the page has its tables.
         """
         from aerogel.report.page import page
 
-        out = Path(path)
-        if out.suffix not in (".html", ".htm"):
-            raise InvalidArgument(f"a report is an .html file, as in save('report.html'), not '{out.name}'")
+        out = check_output(path, (".html", ".htm"))
         try:
             out.write_text(page(self), encoding="utf-8")
         except OSError as why:

@@ -23,6 +23,7 @@ from aerogel.errors import AerogelError, ShapeError
 from aerogel.ir import Graph, Node
 from aerogel.ir.graph import references
 from aerogel.ir.tensors import flushed
+from aerogel.outputs import check_output
 from aerogel.runtime.graphmodel import GraphModel, HasGraph
 from aerogel.runtime.layers import Layer, layer_of, legal
 
@@ -59,6 +60,7 @@ class OnnxModel(HasGraph):
     def __init__(self, path: str | Path, shapes: Mapping[str, tuple[int, ...]] | None = None) -> None:
         super().__init__()
         captured, origins, self._file = read_to_write(path, shapes or {})
+        self._path = Path(path).absolute()
         constants = {name: flushed(value) for name, value in captured.constants.items()}
         captured = replace(captured, constants=constants)
         self._constants: dict[str, _Place] = {}  # of the graph, by name
@@ -120,8 +122,9 @@ class OnnxModel(HasGraph):
         file. Masks of `prune` count.
 
         Args:
-            path: Where to; it may be the file that was read.
+            path: Where to: an .onnx file other than the one that was read, in a folder that exists.
         """
+        check_output(path, (".onnx",), inputs=[self._path])
         tensors = {name: place.value(self) for name, place in self._tensors.items()}
         try:
             write_whole(Path(path), filled(self._file, tensors))

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+from torch.utils import _pytree as pytree
+
 from aerogel.capture.captured import Captured
 from aerogel.capture.fuse import fuse, random
 from aerogel.capture.integers import integers
@@ -61,9 +64,35 @@ def steady(model: Any, call: Call) -> None:
     try:
         why = lasting(model, call)
     except Exception as error:
-        raise AerogelError(f"the model does not run on the example: {first_line(error)}") from error
+        raise does_not_run(model, call, error) from error
     if why is not None:
         raise UnsupportedModel(why)
+
+
+def does_not_run(
+    model: Any, call: Call, error: Exception, kind: type[AerogelError] = AerogelError
+) -> AerogelError:
+    """Return the error for a model that refuses a call, with a remedy where element types differ."""
+    text = f"the model does not run on the example: {first_line(error)}"
+    remedy = type_remedy(model, call, "the example")
+    return kind(f"{text.rstrip('.')}. {remedy}" if remedy else text)
+
+
+def type_remedy(model: Any, call: Call, what: str) -> str:
+    """Return what to convert where no floating tensor of a call has the model's element type, else ""."""
+    weights = {p.dtype for p in model.parameters() if p.is_floating_point()}
+    tensors = [t for t in pytree.tree_leaves(call) if isinstance(t, torch.Tensor)]
+    floats = {t.dtype for t in tensors if t.is_floating_point()}
+    whole = {t.dtype for t in tensors if t.dim() > 2 and not t.is_floating_point()}
+    given = floats or whole
+    if len(weights) != 1 or not given or floats & weights:
+        return ""
+    (weight,) = weights
+    both = f"The model is {weight} and {what} {', '.join(map(str, given))}"
+    if weight == torch.float64:
+        return f"{both}: call .float() on the model."
+    convert = ".float()" if weight == torch.float32 else f".to({weight})"
+    return f"{both}: call {convert} on {what}."
 
 
 def first_line(why: BaseException) -> str:

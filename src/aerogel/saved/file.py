@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +19,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from aerogel import disk
+from aerogel import disk, fileformats
 from aerogel.backends import backend_of
 from aerogel.capture.captured import Captured
 from aerogel.capture.network import Network
@@ -28,6 +29,7 @@ from aerogel.errors import AerogelError, InvalidArgument, InvalidFile, Unsupport
 from aerogel.ir import GRAPH, Gpu, Graph, Plan, Way, guards, short
 from aerogel.ir.tensors import TORCH
 from aerogel.methods import METHODS, method
+from aerogel.outputs import check_output
 from aerogel.preprocess import Recipe
 from aerogel.progress import Progress
 from aerogel.runtime.eager import body, ways
@@ -66,13 +68,15 @@ def save(fast: Compiled, path: str | Path) -> None:
 
     Args:
         fast: What `compile` gave.
-        path: The file; by habit it ends in `.aero`.
+        path: The file, in a folder that exists; by habit it ends in `.aero`, and never in the suffix of
+            another format.
     """
     if not isinstance(fast, Compiled) or not isinstance(path, str | Path):
         raise InvalidArgument(
             f"save() takes what compile() gave and a path, not a {type(fast).__name__} and a "
             f"{type(path).__name__}"
         )
+    check_output(path, (".aero",), strict=False)
     captured = fast.captured
     if isinstance(fast.plan.target, Gpu):
         raise UnsupportedModel(
@@ -145,8 +149,23 @@ def load(path: str | Path, *, tune: str | float = "off", store: str | Path | Non
     try:
         content = disk.mapped(Path(path))
     except OSError as why:
-        raise InvalidFile(f"'{path}' cannot be read: {why.strerror or why}") from None
-    return _opened(content, tune, store)
+        raise InvalidFile(f"'{path}' cannot be read: {_reason(why, path)}") from None
+    try:
+        return _opened(content, tune, store)
+    except InvalidFile as error:
+        kind, remedy = fileformats.describe(path) or ("", "")
+        if kind in ("", fileformats.FORMATS[".aero"]):
+            raise InvalidFile(f"'{path}': {error}") from error
+        raise InvalidFile(f"'{path}' is {kind}, not a model saved by aerogel. {remedy}") from None
+
+
+def _reason(error: OSError, path: str | Path) -> str:
+    """Return why a file cannot be opened, and what to do where it is missing or a folder."""
+    if isinstance(error, FileNotFoundError):
+        return f"{error.strerror}. Check the path; relative ones begin in '{os.getcwd()}'."
+    if Path(path).is_dir():
+        return "it is a folder. Name the .aero file in it."
+    return error.strerror or str(error)
 
 
 @dataclass(frozen=True)

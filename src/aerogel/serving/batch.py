@@ -26,7 +26,7 @@ from aerogel.errors import AerogelError, InvalidArgument, printable
 from aerogel.ir import Array
 from aerogel.preprocess import NoImage, Recipe
 from aerogel.progress import Progress
-from aerogel.serving.cluster import cluster, cpus
+from aerogel.serving.cluster import check_ray, cluster, cpus
 from aerogel.serving.inputs import Part, listed, read
 from aerogel.serving.predictor import Predictor, Rows
 from aerogel.serving.results import Folder, Row, part_name
@@ -164,10 +164,13 @@ def run(job: Job, progress: Progress) -> Done:
     job = replace(job, **paths)
     if f"{job.output}/".startswith(f"{job.input.rstrip('/')}/"):
         raise InvalidArgument("--output lies in --input: results would be listed with the images")
+    check_ray()
+    folder = Folder(job.output)
+    folder.check()
     progress.begin("reading the model")
     said = look(job)
     progress.begin("listing the images")
-    inputs, folder = listed(job.input, job.rows), Folder(job.output)
+    inputs = listed(job.input, job.rows)
     said |= {
         "input": job.input,
         "images": inputs.count,

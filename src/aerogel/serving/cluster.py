@@ -10,17 +10,23 @@ from importlib.util import find_spec
 from typing import Any
 
 from aerogel.errors import AerogelError
+from aerogel.optional import install
 
 SLOW_START_S = "180"
 """How long Ray may take to start on a busy machine; its own limit is shorter."""
+
+
+def check_ray() -> None:
+    """Raise where Ray, or what its Data and Serve need, is not installed."""
+    if any(find_spec(name) is None for name in ("ray", "pyarrow", "yaml", "starlette")):
+        raise AerogelError(f"Batch and serving run on Ray, which is not installed. Run: {install('ray')}")
 
 
 @contextmanager
 def cluster(wanted: int) -> Iterator[None]:
     """Ray with as many CPUs as wanted, or an error that says how many there are. Nothing of Ray's is sent
     anywhere; its logs stay in its folder."""
-    if find_spec("ray") is None or find_spec("pyarrow") is None:
-        raise AerogelError("this needs Ray: pip install aerogel[ray]")
+    check_ray()
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_raylet_start_wait_time_s", SLOW_START_S)
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
@@ -46,6 +52,7 @@ def cluster(wanted: int) -> Iterator[None]:
 
 def cpus() -> int:
     """Threads for the actor that asks: its CPUs, at least one."""
+    check_ray()
     import ray
 
     return max(1, int(ray.get_runtime_context().get_assigned_resources().get("CPU", 1)))

@@ -19,6 +19,7 @@ import numpy as np
 from aerogel.addresses import filesystem, is_local
 from aerogel.errors import AerogelError, printable
 from aerogel.ir import Array
+from aerogel.outputs import check_folder, make_folder
 from aerogel.preprocess import NoImage
 
 RECORD = "_aerogel-batch.json"
@@ -40,12 +41,17 @@ class Folder:
         self.fs, self.path = filesystem(url)
         self.path = self.path.rstrip("/")
 
+    def check(self) -> None:
+        """Raise where the folder cannot be used, before any work; an address is tried when it is used."""
+        if is_local(self.fs):
+            check_folder(self.path, "--output")
+
     def begin(self, said: Mapping[str, Any]) -> None:
         """Write down what is asked for; refuse where the folder has results of something else."""
         place = f"{self.path}/{RECORD}"
         try:
             if is_local(self.fs):
-                self.fs.makedirs(self.path, exist_ok=True)
+                make_folder(self.path, "--output")
             found = self._names()
             if RECORD not in found and any(name.endswith(".parquet") for name in found):
                 raise AerogelError(

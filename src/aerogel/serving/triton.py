@@ -21,6 +21,7 @@ from torch.utils import dlpack
 from aerogel.disk import write_whole
 from aerogel.errors import AerogelError, InvalidArgument, UnsupportedModel, printable
 from aerogel.ir import Array
+from aerogel.outputs import check_folder, make_folder
 from aerogel.serving.predictor import Predictor, Rows
 
 _TYPES = {
@@ -75,13 +76,16 @@ def export(
         raise InvalidArgument(
             "a folder called 'triton' hides the package of that name from torch: choose another"
         )
+    check_folder(out, "-o")
     predictor = Predictor(path, threads)
     folder = out / name
     if folder.exists():
         raise AerogelError(f"'{printable(folder)}' exists: remove it, or choose another --name")
     said = settings(predictor, name, instances, threads, batch, wait_us)
     try:
-        (folder / "1").mkdir(parents=True)
+        make_folder(out, "-o")
+        folder.mkdir()
+        (folder / "1").mkdir()
         shutil.copyfile(path, folder / "1" / "model.aero")
         write_whole(folder / "1" / "model.py", _MODEL.encode())
         write_whole(folder / "config.pbtxt", said.encode())

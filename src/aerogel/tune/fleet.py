@@ -17,9 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from aerogel import addresses
-from aerogel.disk import write_whole
+from aerogel.disk import private_folder, write_whole
 from aerogel.errors import InvalidArgument, printable
 from aerogel.locks import Lock
+from aerogel.optional import install
+from aerogel.outputs import check_folder
 
 log = logging.getLogger("aerogel")
 PATIENCE = 3.0
@@ -47,13 +49,15 @@ class Fleet:
         """The one of this address. An InvalidArgument where nothing here can read such."""
         scheme = url.partition("://")[0]
         if find_spec("fsspec") is None or (scheme in ("s3", "s3a") and find_spec("s3fs") is None):
-            raise InvalidArgument(f"a store at {scheme}:// needs more packages: pip install aerogel[s3]")
+            raise InvalidArgument(f"A store at {scheme}:// needs packages that are missing: {install('s3')}")
         import fsspec
 
         try:
             fsspec.get_filesystem_class(scheme)
         except (ImportError, ValueError) as why:
             raise InvalidArgument(f"store '{printable(url)[:80]}': {printable(why)[:200]}") from None
+        if scheme in ("file", "local"):
+            check_folder(addresses.filesystem(url)[1], "store", writable=False)
         return _known.setdefault(url, Fleet(url))
 
     def fetch(self, folder: Path) -> None:
@@ -120,6 +124,7 @@ def fetch(url: str, folder: Path, until: float) -> int:
         for place, content in fs.cat(list(places), on_error="omit").items():
             name = places.get(place) or places.get(place.lstrip("/"))
             if name is not None and len(content) <= LARGEST:
+                private_folder((folder / name).parent)
                 write_whole(folder / name, content)
                 count += 1
     return count

@@ -29,10 +29,11 @@ import numpy as np
 
 from aerogel.backends import Backend
 from aerogel.backends.watch import without
-from aerogel.disk import cache_folder, not_kept, read_small, write_whole
+from aerogel.disk import cache_folder, not_kept, private_folder, read_small, write_whole
 from aerogel.errors import AerogelError, printable
 from aerogel.ir import GRAPH, Array, Choice, Config, Conv, Dtypes, Plan, Stats, Way
 from aerogel.methods import METHODS
+from aerogel.outputs import check_folder
 from aerogel.tune import agreed
 from aerogel.tune.agreed import Known
 from aerogel.tune.fleet import Fleet
@@ -114,6 +115,8 @@ class Store:
         self._world = {"target": str(backend.target), "torch": version("torch"), "aerogel": timed_digest()}
         name = hashlib.sha256(json.dumps(self._world, sort_keys=True).encode()).hexdigest()[:16]
         own = folder is None or self.fleet is not None
+        if not own:
+            check_folder(str(folder), "store", writable=False)
         self.folder = (cache_folder() / "tuning" if own else Path(str(folder))) / name
         self._new: list[Path] = []
 
@@ -252,6 +255,7 @@ class Store:
         digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
         path = folder / f"{digest[:32]}.json"
         try:
+            private_folder(folder)
             write_whole(path, json.dumps({"format": FORMAT, "digest": digest, "body": body}).encode())
             if self.fleet is not None:
                 self._new.append(path)

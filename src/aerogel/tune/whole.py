@@ -13,7 +13,7 @@ from aerogel.runtime.eager import Call, alike, answer, bodies, nearby, runner
 from aerogel.runtime.graphmodel import GraphModel
 from aerogel.runtime.module import Compiled
 from aerogel.runtime.private import restored, writes_weights
-from aerogel.runtime.reading import first_line
+from aerogel.runtime.reading import does_not_run, first_line
 from aerogel.tune import nodewise, search
 from aerogel.tune.choose import Asked
 from aerogel.tune.measure import interleaved
@@ -38,7 +38,7 @@ def looked(model: Any, ours: Compiled, call: Call, asked: Asked) -> Compiled:
         except Exception as why:
             if number == 0:
                 error = InvalidFile if isinstance(model, GraphModel) else AerogelError
-                raise error(f"the model does not run on the example: {first_line(why)}") from why
+                raise does_not_run(model, call, why, kind=error) from why
             continue
         captured = ours.network.captured
         if captured.misfit(captured.flat(*other), asked.backend.device) is not None:

@@ -18,18 +18,17 @@ from aerogel.backends.gpu import jit, twofour
 from aerogel.backends.gpu.device import FORMAT, Queue
 from aerogel.codegen.gpu.launch import AnyLaunch, Launch, TorchLaunch, TritonLaunch
 from aerogel.codegen.gpu.nvrtc import cubin
-from aerogel.errors import AerogelError
 from aerogel.ir import Gpu
+from aerogel.optional import import_optional
 
 
 class Cuda:
     """The CUDA device that is torch's current one."""
 
     def __init__(self) -> None:
-        try:
-            import cuda.core
-        except ImportError:
-            raise AerogelError("CUDA tensors need cuda-core and NVRTC: pip install aerogel[cuda]") from None
+        import_optional("cuda.core", "cuda", "The CUDA backend")
+        import cuda.core
+
         self.core = cuda.core
         self.number = torch.cuda.current_device()
         cuda.core.Device(self.number).set_current()

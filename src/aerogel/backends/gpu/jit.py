@@ -1,4 +1,4 @@
-"""Launches of Triton kernels on torch's tensors. Needs Triton (`pip install aerogel[triton]`)."""
+"""Launches of Triton kernels on torch's tensors. Needs Triton (`pip install "aerogel[triton]"`)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Launches in OpenCL buffers: Intel's and AMD's GPUs, and the CPU by PoCL, where every kernel is executed in
 the tests.
 
-Needs pyopencl (`pip install aerogel[opencl]`) and a driver.
+Needs pyopencl (`pip install "aerogel[opencl]"`) and a driver.
 """
 
 from __future__ import annotations
@@ -18,16 +18,14 @@ from aerogel.backends.gpu.device import FORMAT, Queue
 from aerogel.codegen.gpu.launch import AnyLaunch, Code, Launch
 from aerogel.errors import AerogelError
 from aerogel.ir import Array, Gpu
+from aerogel.optional import import_optional
 
 
 class OpenCL:
     """One device, a queue on it, and the programs built for it."""
 
     def __init__(self, device: Any = None) -> None:
-        try:
-            import pyopencl
-        except ImportError:
-            raise AerogelError("OpenCL devices need pyopencl: pip install aerogel[opencl]") from None
+        pyopencl = import_optional("pyopencl", "opencl", "The OpenCL backend")
         self.cl = pyopencl
         self.device = device or _first(pyopencl)
         self.context = pyopencl.Context([self.device])

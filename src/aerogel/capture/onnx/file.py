@@ -12,6 +12,8 @@ import numpy as np
 import torch
 
 from aerogel.errors import AerogelError, InvalidFile, ShapeError
+from aerogel.fileformats import FORMATS, describe
+from aerogel.optional import import_optional
 
 MOST_DEPTH = 8
 """Graphs within graphs."""
@@ -35,26 +37,29 @@ class Attributes(dict[str, Any]):
     """A node's attributes by name."""
 
 
+def _no_onnx(path: str | Path, reason: str) -> InvalidFile:
+    """Return the error for a file that is not ONNX: what it is instead, where that can be told."""
+    kind, remedy = describe(path) or ("", "")
+    if kind in ("", FORMATS[".onnx"]):
+        return InvalidFile(f"'{path}' is no ONNX file: {reason}. Export the model again.")
+    return InvalidFile(f"'{path}' is no ONNX file: it is {kind}. {remedy}")
+
+
 class File:
     """One model. `arrays` are its initializers."""
 
     def __init__(self, path: str | Path) -> None:
-        try:
-            import onnx
-        except ImportError:
-            raise AerogelError(
-                "reading ONNX files needs the onnx package: pip install aerogel[onnx]"
-            ) from None
+        onnx = import_optional("onnx", "onnx", "Reading ONNX files")
         self.path = Path(path)
         try:
             self.model = onnx.load(str(self.path), load_external_data=False)
         except OSError as why:
             raise InvalidFile(f"'{path}' cannot be read: {why.strerror or why}") from None
         except Exception as why:  # protobuf's own
-            raise InvalidFile(f"'{path}' is no ONNX file: {type(why).__name__}") from None
+            raise _no_onnx(path, f"it does not parse ({type(why).__name__})") from None
         graph = self.model.graph
         if not graph.node and not graph.output:
-            raise InvalidFile(f"'{path}' is no ONNX file: it has no graph")
+            raise _no_onnx(path, "it has no graph")
         if _depth(graph) > MOST_DEPTH:
             raise InvalidFile(f"'{path}' has graphs within graphs, more than {MOST_DEPTH} deep")
         self.opset = next((o.version for o in self.model.opset_import if o.domain in ("", "ai.onnx")), 1)

@@ -12,6 +12,7 @@ from importlib.metadata import version
 from aerogel.codegen.gpu.launch import Code
 from aerogel.disk import compiled
 from aerogel.errors import AerogelError
+from aerogel.optional import import_optional
 
 
 @dataclass(frozen=True)
@@ -32,10 +33,9 @@ def cubin(code: Code, arch: str) -> bytes:
 
 def compile_for(code: Code, arch: str) -> tuple[bytes, Facts]:
     """Machine code and what ptxas says of it."""
-    try:
-        from cuda.core import Program, ProgramOptions
-    except ImportError:
-        raise AerogelError("CUDA kernels need cuda-core and NVRTC: pip install aerogel[cuda]") from None
+    import_optional("cuda.core", "cuda", "The CUDA backend")
+    from cuda.core import Program, ProgramOptions
+
     words = io.StringIO()
     program = Program(code.text(), "c++", ProgramOptions(arch=arch, ptxas_options=["-v"]))
     made = bytes(program.compile("cubin", logs=words).code)
