@@ -1,7 +1,8 @@
 """Test runs keep compiled kernels in the checkout, never in the user's own cache; the network is out of
 reach.
 
-What a run takes (counts, seeds, parts) is said in counts.py and nightly.py; here are the options.
+What a run takes (counts, seeds, parts) is said in counts.py and nightly.py; here are the options. What a test
+draws at random follows from the seed and its name alone (randomness.py).
 """
 
 from __future__ import annotations
@@ -9,13 +10,14 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests import counts, nightly
+from tests import counts, nightly, randomness
 
 os.environ.setdefault("AEROGEL_CACHE", str(Path(__file__).parent.parent / ".pytest_cache" / "aerogel"))
 
@@ -41,7 +43,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="K/N",
         help="with --nightly: the K-th of N parts",
     )
-    parser.addoption("--seed", type=int, help="of all random cases (default: from the commit's hash)")
+    parser.addoption("--seed", type=int, help="of all random cases (default: tests/seeds.json)")
 
 
 TALLY = pytest.StashKey[nightly.Tally]()
@@ -55,13 +57,26 @@ def pytest_configure(config: pytest.Config) -> None:
     mode = "nightly" if config.getoption("--nightly") else "quick" if config.getoption("--quick") else "ci"
     if config.getoption("--part") != (1, 1) and mode != "nightly":
         raise pytest.UsageError("--part goes with --nightly")
-    counts.choose(mode, counts.seed_of(commit) if asked is None else asked)
+    counts.choose(mode, counts.default_seed(mode, commit) if asked is None else asked)
     config.stash[COMMIT] = commit
+    _configure_hypothesis(config)
     if not hasattr(config, "workerinput"):
         config.stash[TALLY] = nightly.Tally()
         config.pluginmanager.register(Watch(config.stash[TALLY]))
-    config.addinivalue_line("markers", "turns(n): CI runs it with one commit of n")
+    config.addinivalue_line("markers", "turns(n): CI runs one of n of its cases")
     _hide(config)
+
+
+def _configure_hypothesis(config: pytest.Config) -> None:
+    """Let hypothesis draw the same examples in every run, in a night those of its seed."""
+    from hypothesis import settings
+
+    settings.register_profile("fixed", derandomize=True, deadline=None)
+    settings.register_profile("fresh", derandomize=False, database=None, deadline=None)
+    night = counts.mode() == "nightly"
+    settings.load_profile("fresh" if night else "fixed")
+    if night:
+        config.option.hypothesis_seed = str(counts.seed())  # its plugin reads it after this
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -98,15 +113,39 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         terminalreporter.write_line(f"repeat with: pytest {how}--seed {counts.seed()} '{name}'")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collectstart(collector: pytest.Collector) -> None:
+    """Modules draw weights where they are imported."""
+    if isinstance(collector, pytest.Module):
+        randomness.seed_everything(collector.nodeid)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    randomness.seed_everything(item.nodeid)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(
+    fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
+) -> Generator[None, Any, Any]:
+    if fixturedef.scope == "function":
+        return (yield)
+    case = getattr(request, "param_index", 0)
+    with randomness.drawing_apart(f"{fixturedef.baseid}::{fixturedef.argname}[{case}]"):
+        return (yield)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     part, parts = config.getoption("--part")
     of = nightly.dealt([item.nodeid for item in items], parts)
-    turns = {item.nodeid: item.get_closest_marker("turns") for item in items}
-    wanted = {
-        name
-        for name, mark in turns.items()
-        if of[name] == part and (mark is None or counts.turn(name, *mark.args))
-    }
+    cases = Counter[str]()
+    wanted = set[str]()
+    for item in items:
+        test, mark = item.nodeid.partition("[")[0], item.get_closest_marker("turns")
+        if of[item.nodeid] == part and (mark is None or counts.turn(cases[test], *mark.args)):
+            wanted.add(item.nodeid)
+        cases[test] += 1
     config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in wanted])
     items[:] = [item for item in items if item.nodeid in wanted]
 

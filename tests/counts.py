@@ -1,20 +1,30 @@
 """How often each promise is tried, and with which seeds.
 
 `--nightly` takes the full counts, a plain run (CI) a tenth of them at most, `--quick` a fiftieth at most.
-Seeds follow the commit's hash, so that a clean clone tests what CI tests and the next commit something else;
-`--seed` repeats a run.
+
+CI and `--quick` take the seed in `seeds.json`, so that every commit runs the same tests on the same cases and
+its verdict is about the change. That file is changed deliberately, in a commit of its own. A night explores:
+its seed follows the commit's hash, so that all parts of a night agree and the next commit meets other cases.
+`--seed` overrides both and repeats a run.
+
+What CI leaves out is the same for every commit too: of a test with `@pytest.mark.turns(n)` it runs one case
+in n, the first among them, so that every such test runs; of long lists it takes `some`. A long test without
+cases is either run always or skipped by day (`BY_NIGHT`). A night runs everything.
 """
 
 from __future__ import annotations
 
+import json
 import subprocess
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 ROOT = Path(__file__).parent.parent
+FIXED: dict[str, Any] = json.loads((Path(__file__).parent / "seeds.json").read_text())
+"""What CI and `--quick` take: `seed`, the names of the `faults` that CI tries, and the seeds of the fuzzer's
+`networks`, each with what must come of it."""
 APART = 1_000_003
 """Between the first cases of two seeds. A prime, so that the walk over the pairwise cover begins elsewhere
 too."""
@@ -86,7 +96,10 @@ LEAST = {"kill -9": 100}
 """What even --quick takes: a writer that tears files is not seen with fewer."""
 SCALES = {"nightly": 1.0, "ci": 0.1, "quick": 0.02}
 
-_chosen: tuple[str, int] = ("ci", 0)
+BY_NIGHT = "minutes: by night only"
+"""The reason for which `by_day` skips a test."""
+
+_chosen: tuple[str, int] = ("ci", FIXED["seed"])
 
 
 def choose(mode: str, seed: int) -> None:
@@ -103,6 +116,11 @@ def mode() -> str:
 
 def seed() -> int:
     return _chosen[1]
+
+
+def by_day() -> bool:
+    """Return whether a test that takes minutes is skipped: `--quick` runs what it is asked for."""
+    return mode() == "ci"
 
 
 def count(name: str, share: float = 1.0) -> int:
@@ -128,15 +146,19 @@ def seeds(name: str, share: float = 1.0, skip: int = 0) -> range:
 
 
 def some(every: Sequence[T], many: int | None = None) -> list[T]:
-    """So many of a list (a run's share of it, at least one), evenly spread and others for another commit."""
+    """So many of a list (a run's share of it, at least one), evenly spread and others for another seed."""
     wanted = max(1, round(len(every) * SCALES[mode()]) if many is None else many)
     step = -(-len(every) // wanted)
     return list(every[seed() % step :: step]) or list(every[:1])
 
 
-def turn(name: str, of: int) -> bool:
-    """Whether this commit is the one of so many that runs a long test; only CI leaves any out."""
-    return mode() != "ci" or (seed() + zlib.crc32(name.encode())) % of == 0
+def turn(case: int, of: int) -> bool:
+    """Return whether this run takes a case of a long test; only CI leaves any out.
+
+    CI runs one of `of` neighbours and begins with the first. The place among them moves on from each group to
+    the next, so that cases of two parameters do not all have the same value of one.
+    """
+    return mode() != "ci" or (case + case // of) % of == 0
 
 
 def commit() -> str:
@@ -145,6 +167,6 @@ def commit() -> str:
     return done.stdout.strip() if done.returncode == 0 else ""
 
 
-def seed_of(commit: str) -> int:
-    """The first seven digits of a hash, as a number; 0 for none."""
-    return int(commit[:7] or "0", 16)
+def default_seed(mode: str, commit: str) -> int:
+    """Return the seed of a run without `--seed`: a night's is the first seven digits of the commit's hash."""
+    return int(commit[:7], 16) if mode == "nightly" and commit else int(FIXED["seed"])

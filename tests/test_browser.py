@@ -4,7 +4,6 @@ and what axe-core finds wrong for people who cannot see it."""
 from __future__ import annotations
 
 import shutil
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from tests.test_report import SCRIPT, report, row
 pytest.importorskip("playwright")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
+MAX_NODES_OF_A_LAYER = 30  # 22 when this was written
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +31,7 @@ def browser() -> Iterator[Any]:
 def shown(browser: Any, path: Path, **options: Any) -> tuple[Any, list[str]]:
     """A page, and what its console says that is an error."""
     page = browser.new_page(**options)
+    page.set_default_timeout(300_000)  # of a browser that hangs; a busy machine may take a minute
     said: list[str] = []
     page.on("console", lambda message: said.append(message.text) if message.type == "error" else None)
     page.on("pageerror", lambda error: said.append(str(error)))
@@ -97,13 +98,14 @@ def test_a_phone_need_not_scroll_sideways(browser: Any, tmp_path: Path) -> None:
 
 
 def test_thousands_of_layers_open_at_once(browser: Any, tmp_path: Path) -> None:
-    made = report(*[row(f"stage{i}.block.conv", us=10.0 + i % 7) for i in range(2000)])
-    path = made.save(tmp_path / "report.html")
-    spent = []
-    for _ in range(3):  # other tests run beside this one
-        began = time.monotonic()
-        page, said = shown(browser, path)
-        spent.append(time.monotonic() - began)
-    assert min(spent) < 3
-    assert page.locator("#layers tbody tr").count() == 2000
-    assert not said
+    """What a browser has to lay out grows with the number of layers, by few nodes for each."""
+    nodes = []
+    for layers in (500, 1000, 2000):
+        made = report(*[row(f"stage{i}.block.conv", us=10.0 + i % 7) for i in range(layers)])
+        page, said = shown(browser, made.save(tmp_path / "report.html"))
+        assert page.locator("#layers tbody tr").count() == layers
+        assert not said
+        nodes.append(page.evaluate("document.querySelectorAll('*').length"))
+    a_layer = (nodes[1] - nodes[0]) / 500
+    assert a_layer <= MAX_NODES_OF_A_LAYER
+    assert (nodes[2] - nodes[1]) / 1000 <= 1.05 * a_layer

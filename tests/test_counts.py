@@ -7,12 +7,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from benchmarks.harness import reliability
-from tests import counts, nightly
+from tests import conftest, counts, nightly
 
 ROOT = Path(__file__).parent.parent
 
@@ -39,9 +40,16 @@ def test_a_tenth_and_a_fiftieth(chosen: Any) -> None:
         counts.count("nothing of the kind")
 
 
-def test_seeds_follow_the_commit(chosen: Any) -> None:
-    assert counts.seed_of("0000010" + "f" * 33) == 16
-    assert counts.seed_of("") == 0
+def test_only_a_nights_seed_follows_the_commit() -> None:
+    """CI and --quick give every commit the same verdict; a night of an unpacked archive has no commit."""
+    commit = "0000010" + "f" * 33
+    assert counts.default_seed("nightly", commit) == 16
+    fixed = json.loads((ROOT / "tests" / "seeds.json").read_text())["seed"]
+    for mode, known in (("ci", commit), ("quick", commit), ("ci", ""), ("quick", ""), ("nightly", "")):
+        assert counts.default_seed(mode, known) == fixed
+
+
+def test_another_seed_is_another_range(chosen: Any) -> None:
     chosen("nightly", 1)
     here = counts.seeds("exact", skip=5 * 20_000)
     chosen("nightly", 2)
@@ -58,16 +66,39 @@ def test_in_turns_everything_is_taken(chosen: Any) -> None:
     assert taken == set(range(96))
 
 
-def test_long_tests_take_turns(chosen: Any) -> None:
-    when = dict[str, list[int]]()
-    for seed in range(30):
+def test_ci_runs_the_same_cases_of_a_long_test_for_every_seed(chosen: Any) -> None:
+    """One of three neighbours, the first case always: a test of one case is never left out."""
+    for seed in (0, 1, 2, 4711):
         chosen("ci", seed)
-        for name in ("one", "another"):
-            when.setdefault(name, []).extend([seed] if counts.turn(name, 3) else [])
-    assert [len(own) for own in when.values()] == [10, 10]
+        assert [case for case in range(12) if counts.turn(case, 3)] == [0, 5, 7, 9]
+        assert [case for case in range(4) if counts.turn(case, 2)] == [0, 3], "both values of two parameters"
+        assert all(counts.turn(0, of) for of in range(1, 9))
     for mode in ("nightly", "quick"):
         chosen(mode, 0)
-        assert all(counts.turn(name, 3) for name in ("one", "another", "a third"))
+        assert all(counts.turn(case, 3) for case in range(12))
+
+
+def test_every_test_that_takes_turns_runs_in_ci(chosen: Any) -> None:
+    """And what is selected does not depend on the seed."""
+    marks = {"a.py::cases": 2, "a.py::alone": 7, "b.py::cases": 2}
+    names = [f"a.py::cases[{i}]" for i in range(5)] + ["a.py::alone", "b.py::cases[x]", "b.py::free"]
+    items: list[Any] = []
+    for name in names:
+        of = marks.get(name.partition("[")[0])
+        mark = SimpleNamespace(args=(of,)) if of else None
+        items.append(SimpleNamespace(nodeid=name, get_closest_marker=lambda _, mark=mark: mark))
+    hook = SimpleNamespace(pytest_deselected=lambda items: None)
+    config: Any = SimpleNamespace(getoption=lambda _: (1, 1), hook=hook)
+    for mode, seed, wanted in (
+        ("ci", 0, [0, 3, 4, 5, 6, 7]),
+        ("ci", 4711, [0, 3, 4, 5, 6, 7]),
+        ("quick", 0, list(range(8))),
+        ("nightly", 1, list(range(8))),
+    ):
+        chosen(mode, seed)
+        selected = list(items)
+        conftest.pytest_collection_modifyitems(config, selected)
+        assert [item.nodeid for item in selected] == [names[i] for i in wanted]
 
 
 def test_parts_are_disjoint_whole_and_alike() -> None:
@@ -94,12 +125,14 @@ def test_a_run_says_its_seed_first_and_takes_its_part() -> None:
         "no:cacheprovider",
         "tests/test_house.py",
     ]
-    asked = (["--seed", "77"], *(["--nightly", "--part", f"{k}/2"] for k in (1, 2)))
+    asked = ([], *(["--nightly", "--part", f"{k}/2"] for k in (1, 2)))
     said = [
         subprocess.run([*command, *more], cwd=ROOT, capture_output=True, text=True).stdout for more in asked
     ]
-    assert said[0].startswith("seed 77, ci counts, commit ")
-    assert said[1].startswith(f"seed {counts.seed_of(counts.commit())}, nightly counts")
+    assert said[0].startswith(f"seed {counts.FIXED['seed']}, ci counts, commit ")
+    night = f"seed {counts.default_seed('nightly', counts.commit())}, nightly counts"
+    assert said[1].startswith(night)
+    assert said[2].startswith(night), "all parts of a night agree"
     whole, first, second = ({line for line in text.splitlines() if "::" in line} for text in said)
     assert first | second == whole != set(), "all of it"
     assert not first & second

@@ -51,7 +51,6 @@ def test_a_model_is_compiled_at_its_first_call(compiled: list[Compiled]) -> None
     assert sum(c.config.method != "dense" for c in one.plan.choices) > 5
 
 
-@pytest.mark.turns(2)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inductor's own
 def test_other_shapes_are_right_whoever_runs_them(compiled: list[Compiled]) -> None:
     model = sparse(Small())

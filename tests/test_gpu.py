@@ -161,8 +161,7 @@ def test_no_thread_races_another(form: str) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Of what is compiled for architectures that are not here, each commit has its turn of some; a night
-    takes everything."""
+    """Of what is compiled for architectures that are not here, CI takes some; a night takes everything."""
     if "arch" in metafunc.fixturenames:
         metafunc.parametrize(("kind", "arch"), counts.some(list(product(write.KINDS, gpu_facts.ARCHS))))
 

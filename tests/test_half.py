@@ -89,7 +89,6 @@ def test_other_batches_and_sizes(small: Any, dtype: torch.dtype) -> None:
         close(small, fast, torch.randn(shape))
 
 
-@pytest.mark.turns(2)
 def test_timed_compile_in_half_is_close_and_replays(small: Any, tmp_path: Any) -> None:
     x = torch.randn(1, 3, 64, 64)
     fast = aerogel.compile(small, x, dtype=torch.float16, tune="fast", store=tmp_path)

@@ -24,6 +24,7 @@ from aerogel.ir import Choice, Config, Conv, Gpu, Idle, Plan, Stats, Timing, Tri
 from aerogel.methods.actsparse import gpu as actsparse
 from aerogel.methods.direct import gpu as direct
 from aerogel.runtime.reading import network_of
+from tests import counts
 
 ROOT = Path(__file__).parent.parent
 TARGET = Gpu("cuda", "sm_80", 108, 167936)
@@ -208,7 +209,7 @@ def test_arguments_of_cuda_launches_have_the_kernels_types() -> None:
         assert kind.from_address(slot).value == argument
 
 
-@pytest.mark.turns(3)
+@pytest.mark.skipif(counts.by_day(), reason=counts.BY_NIGHT)
 def test_the_benchmark_for_gpus_runs_here(tmp_path: Path) -> None:
     command = [
         sys.executable,

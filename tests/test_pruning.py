@@ -251,7 +251,6 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.turns(2)
 def test_two_ranks_keep_the_same_masks(tmp_path: Path) -> None:
     """DistributedDataParallel on gloo, a checkpoint in the middle: exact sparsity, the same weights on
     both."""

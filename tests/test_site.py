@@ -35,7 +35,6 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     assert "calibration" in text
 
 
-@pytest.mark.turns(2)
 def test_snippets_and_docstrings_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AEROGEL_CACHE", str(tmp_path / "cache"))
     here = tmp_path / "here"

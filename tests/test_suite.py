@@ -80,8 +80,8 @@ def test_edges_cover_all_pairs() -> None:
 
 
 def test_another_seed_is_other_cases() -> None:
-    """Of the same kinds: shapes, weights and, where code depends on them, families differ from commit to
-    commit."""
+    """Of the same kinds: shapes, weights and, where code depends on them, families differ from seed to
+    seed."""
     here, there = (range(first, first + 40) for first in (3 * counts.APART, 4 * counts.APART))
     for kind, families in (("exact", 0), ("exact", 40), ("edges", 0), ("half", 12)):
         convs = [{str(case(kind, seed, families).conv.layer()) for seed in seeds} for seeds in (here, there)]

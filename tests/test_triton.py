@@ -71,7 +71,6 @@ def _tiled(conv: Conv, seed: int = 0) -> np.ndarray:
     return (rng.integers(1, 4, conv.weight_shape) * kept).astype(np.float32)
 
 
-@pytest.mark.turns(2)
 @pytest.mark.parametrize(
     "text",
     [
@@ -163,7 +162,7 @@ def test_a_network_runs_on_torch_tensors(dtype: torch.dtype) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Each commit compiles some programs for one of the targets, a night all of them for all."""
+    """CI compiles some programs for one of the targets, a night all of them for all."""
     if "beginning" in metafunc.fixturenames:
         beginnings = range(9) if counts.mode() == "nightly" else [counts.seed() % 9]
         metafunc.parametrize(

@@ -25,8 +25,9 @@ import aerogel
 from aerogel.cli.main import app
 from aerogel.serving.triton import _text
 from tests.counts import count
+from tests.processes import descendants
 from tests.rayed import images
-from tests.test_engines import asked, exported, running, shown
+from tests.test_engines import asked, exported, shown
 from tests.test_engines import model as model
 from tests.test_fleet_store import free_port
 
@@ -114,7 +115,7 @@ def test_the_server_answers_as_a_call_does(model: Path, tmp_path: Path) -> None:
     a server begun again passes it."""
     if not SITE.exists():
         pytest.skip("pip install --no-deps --target .venv/tritonserver nvidia-pytriton==0.7.0")
-    words = ["export", str(model), "-o", str(tmp_path / "models"), "--batch", "16", "--wait-us", "3000"]
+    words = ["export", str(model), "-o", str(tmp_path / "models"), "--batch", "16", "--wait-us", "200000"]
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 0, done.output
     many = count("triton requests")
@@ -136,7 +137,7 @@ def test_the_server_answers_as_a_call_does(model: Path, tmp_path: Path) -> None:
         assert server.infer(rows[:1])[0] == 200
         assert not exported(f"http://127.0.0.1:{server.metrics}/metrics", shown("nv"), 5)
         assert server.probed() == 0
-        (worker, *_) = _children(server.process.pid)
+        (worker, *_) = descendants(server.process.pid, "triton_python_backend_stub")
         os.kill(worker, signal.SIGKILL)
         assert server.probed() == 1
         assert asked(f"{server.url}health/ready", None)[0] == 200  # which is why the probe computes
@@ -145,14 +146,6 @@ def test_the_server_answers_as_a_call_does(model: Path, tmp_path: Path) -> None:
         status, answer = server.infer(rows[:1])
         assert status == 200
         assert np.array_equal(answer, wanted[:1])
-
-
-def _children(parent: int) -> set[int]:
-    """The server's Python workers."""
-    found = running("triton_python_backend_stub")
-    return {
-        p for p in found if int(Path(f"/proc/{p}/stat").read_text().rpartition(")")[2].split()[1]) == parent
-    }
 
 
 def test_export_refuses_in_words(model: Path, tmp_path: Path) -> None:

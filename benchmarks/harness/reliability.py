@@ -150,8 +150,8 @@ def page(lines: list[dict[str, Any]], plot: bool) -> str:
         "|---|---|---|---|",
         *(said for name, (said, _) in rows.items() if any(done(counted, name))),
         "",
-        "Counts of kernels hold on every ISA of the machine. CI takes a tenth of all at most, with seeds of "
-        "its own for each commit; what stands below has been run by CI alone at this commit.",
+        "Counts of kernels hold on every ISA of the machine. CI takes a tenth of all at most, with the "
+        "same seeds for every commit; what stands below has been run by CI alone at this commit.",
         "",
     ]
     gone = [f"part {k} of {of}" for k in range(1, of + 1) if k not in parts]

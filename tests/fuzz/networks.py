@@ -147,6 +147,18 @@ def sizes(rng: Random, flags: set[str], file: bool = False) -> list[tuple[Size, 
     return [(size, "contiguous" if plain else rng.choice(layouts)) for size in found]
 
 
+def outcome(result: dict[str, Any]) -> str:
+    """Return what became of a network in words that repeat: how it runs, and how many calls were refused.
+
+    Whether kernels or torch run a network that is timed is for the machine to say; it is "whole" either way.
+    """
+    how = result["how"] or "not compiled"
+    if spec(result["seed"]).tune != "off" and how not in ("not compiled", "parts"):
+        how = "whole"
+    refused = len(result["refused"]) + result["allowed"]
+    return f"{how}, {refused} refused" if refused else how
+
+
 @dataclass
 class Tally:
     """Results added up."""

@@ -33,7 +33,7 @@ FAMILIES = {
 """Where code depends on the problem's shape, or on many element types (True), so many shapes are met in a
 run, each many times."""
 FEW_FAMILIES = 10
-"""In CI, whose time is LLVM's: of every method. Another commit has others."""
+"""In CI, whose time is LLVM's: of every method. A night has others."""
 LIBRARY = ("dense",)
 """Methods that call a library: host ISA only, and no guard pages around what they allocate."""
 
