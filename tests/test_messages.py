@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -204,11 +205,11 @@ def test_a_bare_tensor_is_no_list_of_calls() -> None:
         assert "[tensor]" in text
     assert [call[0][0].shape[0] for call in calls_of(images, "slim()")] == [32, 8]
     for rows in (list(images), images[0], [images[0]]):
-        for call in (
-            lambda rows=rows: aerogel.slim(net(), rows, sparsity=0.5),  # type: ignore[misc]
-            lambda rows=rows: aerogel.prune(net(), 0.5, score="wanda", calibration=rows),  # type: ignore[misc]
+        for prunes in (
+            partial(aerogel.slim, net(), rows, sparsity=0.5),
+            partial(aerogel.prune, net(), 0.5, score="wanda", calibration=rows),
         ):
-            text = error_of(call)
+            text = error_of(prunes)
             assert "one image without a batch, of shape (3, 12, 12). Give batches" in text
             assert "[images] with images of shape (N, 3, 12, 12)" in text
 
