@@ -1,5 +1,4 @@
-"""advise() and reprune(): measured on a small model, so only what does not depend on the clock is
-asserted."""
+"""advise() and reprune() on a small model, by a clock of the test's own."""
 
 from __future__ import annotations
 
@@ -13,9 +12,11 @@ import torch
 from torch import nn
 
 import aerogel
+from aerogel.backends import using
 from aerogel.pruning import reprune as module
 from aerogel.pruning.advice import Advice, LayerAdvice
 from aerogel.pruning.advise import _even, _recipe
+from tests.reference_backend import ClockedCpu, by_nonzeros
 
 
 def _model(filters: int = 64) -> nn.Module:
@@ -32,7 +33,8 @@ X = torch.randn(1, 16, 28, 28, generator=torch.Generator().manual_seed(0))
 
 @pytest.fixture(scope="module")
 def advice() -> Advice:
-    return aerogel.advise(_model(), X, sparsities=(0.6, 0.95), speedup=1.3)
+    with using(ClockedCpu(by_nonzeros)):
+        return aerogel.advise(_model(), X, sparsities=(0.6, 0.95), speedup=1.3)
 
 
 def test_every_point_is_measured(advice: Advice) -> None:
@@ -44,9 +46,8 @@ def test_every_point_is_measured(advice: Advice) -> None:
         assert all(us > 0 for us in layer.us.values())
         assert layer.lost["unstructured", 0.6] < layer.lost["tilewise", 0.6] < layer.lost["tilewise", 0.95]
         assert layer.lost["unstructured", 0.95] == pytest.approx(0.95**2, abs=0.02), "weights drawn evenly"
-    assert all(us <= advice.torch_us for us in advice.model_us.values()), (
-        "never slower: compile() would keep torch"
-    )
+    assert advice.torch_us == ClockedCpu.THEIRS
+    assert set(advice.model_us.values()) == {ClockedCpu.OURS}, "by the backend's clock, as layers are"
     assert "0.6" in str(advice.to_dict())
     assert "60% zeros" in str(advice)
 
@@ -112,7 +113,8 @@ def test_advise_refuses_in_words() -> None:
 def test_repruning_stays_within_the_weight_and_holds() -> None:
     model = aerogel.finalize(aerogel.prune(_model(), 0.8))
     before = copy.deepcopy(model)
-    done = aerogel.reprune(model, X, max_weight_loss=0.05)
+    with using(ClockedCpu(by_nonzeros)):
+        done = aerogel.reprune(model, X, max_weight_loss=0.05)
     assert [r.layer for r in done.layers] == ["0", "3"]
     for report in done.layers:
         old, new = (torch.as_tensor(m.get_submodule(report.layer).weight).detach() for m in (before, model))

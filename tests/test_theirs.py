@@ -21,6 +21,7 @@ from aerogel.progress import Progress
 from aerogel.pruning.asked import chosen
 from aerogel.pruning.held import masks_of
 from aerogel.pruning.permute import permuted
+from tests.test_slim import tick
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -235,8 +236,9 @@ def test_int8_of_a_map_and_a_size() -> None:
     assert float((fast(x) - model(x)).detach().abs().mean()) < 0.02
 
 
-def test_slim_goes_on_from_every_step_that_is_done(tmp_path: Path) -> None:
+def test_slim_goes_on_from_every_step_that_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps that were judged cost no time again: the second call comes to the same though its time is up."""
+    tick(monkeypatch)
 
     def evaluate(model: nn.Module) -> float:
         return float(zeros(model) < 3000)
@@ -245,6 +247,7 @@ def test_slim_goes_on_from_every_step_that_is_done(tmp_path: Path) -> None:
     first = aerogel.slim(net(), calls(), budget_minutes=2, **options)
     assert len(first.tries) > 2
     assert first.chosen
+    tick(monkeypatch, 60.0)
     again = aerogel.slim(net(), calls(), budget_minutes=1e-3, **options)
     assert again.recipe == first.recipe
     assert len(again.tries) == len(first.tries)

@@ -134,7 +134,7 @@ def advise(
         )
         forms = [runner(m, call, layout) for layout, m in bodies(model, dtype).items()]
         fastest = min(
-            zip(forms, interleaved(forms, FEW_ROUNDS), strict=True),
+            zip(forms, interleaved(forms, FEW_ROUNDS, clock=backend.clock), strict=True),
             key=lambda form: float(np.median(form[1])),
         )[0]
 
@@ -144,7 +144,7 @@ def advise(
                 for name, row in rows.items()
             }
             ours = _runs(backend, pruned.at(point), model, call, at, dtype, tune)
-            both = interleaved([fastest, ours], ROUNDS)
+            both = interleaved([fastest, ours], ROUNDS, clock=backend.clock)
             return both[0], both[1]
 
         ratios, theirs = dict[Point, float](), list[float]()

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from aerogel.arguments import dtype_of
+from aerogel.backends import backend_of
 from aerogel.compiler import compile as compiled
 from aerogel.errors import ShapeError, UnsupportedModel
 from aerogel.progress import Progress
@@ -259,7 +260,8 @@ class Steps:
         """Microseconds and speedup over torch, as compile measured them."""
         if fast.plan.model is not None and fast.speedup is not None:
             return fast.plan.model.p50_us, fast.speedup
-        ours, dense = interleaved([runner(m, self._timed_on) for m in (fast, self.dense)], ROUNDS)
+        runs = [runner(m, self._timed_on) for m in (fast, self.dense)]
+        ours, dense = interleaved(runs, ROUNDS, clock=backend_of(self._timed_on).clock)
         return float(np.median(ours)), float(np.median(np.divide(dense, ours)))
 
 
