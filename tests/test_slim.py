@@ -36,10 +36,10 @@ def little_healing(monkeypatch: pytest.MonkeyPatch) -> None:
     tick(monkeypatch)
 
 
-def tick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the clock of slim() move by a millisecond with each look at it."""
+def tick(monkeypatch: pytest.MonkeyPatch, seconds: float = 1e-3) -> None:
+    """Let the clock of slim() move by so much with each look at it."""
     looks = itertools.count()
-    monkeypatch.setattr(steps, "time", SimpleNamespace(monotonic=lambda: next(looks) / 1e3))
+    monkeypatch.setattr(steps, "time", SimpleNamespace(monotonic=lambda: seconds * next(looks)))
 
 
 def net() -> nn.Sequential:
