@@ -106,6 +106,8 @@ def _runs(results: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
 
 SHOWN = 4
 """Layers of the table that the README shows."""
+DETAILS = 4
+"""Lines of the first layer's details that the README shows: the problem, the choice and two refusals."""
 
 
 def said(report: str) -> str:
@@ -115,7 +117,7 @@ def said(report: str) -> str:
     headline, _, *rows = table.splitlines()
     end = next(i for i, row in enumerate(rows) if row.startswith("all else"))
     few = [*rows[: SHOWN + 1], f"... {end - SHOWN - 1} more layers", rows[end]]
-    one = details.split("\n\n")[1].splitlines()
+    one = details.split("\n\n")[1].splitlines()[:DETAILS]
     return "\n".join(["```", headline, "", *few, "", *one, "```"])
 
 
