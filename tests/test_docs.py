@@ -113,6 +113,26 @@ def test_the_readme_is_short_and_works_from_a_wheel() -> None:
         assert (ROOT / link).exists(), link
 
 
+def test_torch_for_cpus_is_installed_first() -> None:
+    for name in ("README.md", "docs/get-started.md"):
+        first = re.findall(r"^```\w*\n(.*?)^```", (ROOT / name).read_text(), re.DOTALL | re.MULTILINE)[0]
+        lines = first.splitlines()
+        assert "torch --torch-backend=cpu" in lines[0], f"{name}: pip alone picks 3 GB of CUDA"
+        assert lines[1].startswith("pip install"), name
+        assert "aerogel[" in lines[1], name
+    assert "ARG TORCH_OPTIONS=--torch-backend=cpu\n" in (ROOT / "deploy" / "Dockerfile").read_text()
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_what_pages_say_of_torchao_exists() -> None:
+    sparsity = pytest.importorskip("torchao.sparsity")
+    page = (ROOT / "docs" / "about" / "coming-from.md").read_text()
+    names = {*re.findall(r"torchao's `(\w+)", page), "semi_sparse_weight"}
+    assert names >= {"sparsify_", "WandaSparsifier"}
+    assert not [name for name in names if not hasattr(sparsity, name)]
+    assert "removed" not in page, "a package that removed something may bring it back: say the version"
+
+
 RIDDLES = r"\b(ours|is said|are said|world|apart|twin|house)\b"
 """Words that newcomers stumbled over: each has a plain one."""
 
