@@ -26,16 +26,17 @@ def test_tables_are_generated() -> None:
         assert tables.written(text) == text, f"{page.name}: run python -m benchmarks.harness.tables"
 
 
-def test_the_chart_shows_the_result_file() -> None:
-    floats, quantized = (
-        [json.loads(line) for line in (tables.RESULTS / f"{name}.jsonl").read_text().splitlines()]
-        for name in ("models", "int8_models")
-    )
-    wanted = chart.shown(floats, quantized)
+def test_the_chart_shows_the_result_files() -> None:
+    results = {
+        name: [json.loads(line) for line in (tables.RESULTS / f"{name}.jsonl").read_text().splitlines()]
+        for name, _ in chart.SOURCES.values()
+    }
+    numbers = chart.shown(results)
     for theme in chart.INKS:
-        assert wanted in (chart.FOLDER / f"speed-{theme}.svg").read_text(), (
-            "run python -m benchmarks.harness.tables"
-        )
+        for form in chart.SHAPES:
+            assert numbers in (chart.FOLDER / f"speed-{theme}{form}.svg").read_text(), (
+                "run python -m benchmarks.harness.tables"
+            )
 
 
 def test_the_page_on_reliability_is_generated() -> None:
