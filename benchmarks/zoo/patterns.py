@@ -85,7 +85,9 @@ def save(model: nn.Module, call: Call, path: Path) -> None:
 
     Depthwise convolutions are left out, as in every pattern file.
     """
-    convs = {m: n for n, m in model.named_modules() if isinstance(m, nn.Conv2d) and m.groups < m.in_channels}
+    convs: dict[nn.Module, str] = {
+        m: n for n, m in model.named_modules() if isinstance(m, nn.Conv2d) and m.groups < m.in_channels
+    }
     sizes: dict[str, tuple[int, int]] = {}
 
     def note_size(conv: nn.Module, args: tuple[torch.Tensor, ...]) -> None:
@@ -99,6 +101,7 @@ def save(model: nn.Module, call: Call, path: Path) -> None:
         hook.remove()
     rows, masks = [], {}
     for conv, name in convs.items():
+        assert isinstance(conv, nn.Conv2d)
         (kernel, other), (stride, _), padding = conv.kernel_size, conv.stride, conv.padding[0]
         if kernel != other or name not in sizes or not isinstance(padding, int):
             raise SystemExit(
