@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 import re
 import subprocess
 import sys
@@ -148,6 +149,35 @@ def test_no_riddles() -> None:
     for page in pages:
         found = re.findall(RIDDLES, page.read_text())
         assert not found, f"{page.name}: {found}"
+
+
+PAGES = ("get-started", *(f"guides/{name}" for name in (
+    "deploy", "debug", "report", "half", "onnx", "sparsity", "int8", "feature-maps", "prune", "slim",
+)))  # fmt: skip
+"""Pages whose Python blocks run one after the other, from the preamble at the top of each."""
+
+
+def blocks_of(page: str) -> list[str]:
+    text = (ROOT / "docs" / f"{page}.md").read_text()
+    return re.findall(r"^```(?:python|\{testcode\})\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.turns(5)
+@pytest.mark.parametrize("page", PAGES)
+def test_the_blocks_of_a_page_run_as_they_stand(page: str, tmp_path: Path) -> None:
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src")}
+    command = [sys.executable, "-c", "\n".join(blocks_of(page))]
+    run = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
+    assert run.returncode == 0, run.stderr[-3000:]
+
+
+def test_every_guide_with_code_is_run_from_its_preamble() -> None:
+    guides = {f"guides/{path.stem}" for path in (ROOT / "docs" / "guides").glob("*.md")}
+    assert {page for page in guides if blocks_of(page)} <= {*PAGES, "guides/gpu"}, "GPUs are not here"
+    for page in PAGES:
+        first = blocks_of(page)[0]
+        assert "import aerogel" in first, f"{page} begins with what its blocks need"
+        assert "model = nn.Sequential(" in first, page
 
 
 @pytest.mark.turns(8)  # .ci/wheel.py runs them each time
