@@ -115,3 +115,11 @@ def test_commands_for_visitors_need_no_files_of_ours() -> None:
     for after in page.split("Rerun:\n")[1:]:
         first = after.split("```")[1].splitlines()[1]
         assert "--sparsity" in first, f"the first form works for everybody, not {first}"
+
+
+def test_no_table_shows_a_fingerprint() -> None:
+    for page in tables.PAGES:
+        if page.name != "gpu.md":
+            assert not re.search(r"cpu-avx\w+\+", page.read_text()), (
+                f"{page.name}: name_machines says it in words"
+            )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from aerogel.ir import Target
@@ -21,6 +22,11 @@ def machine_name(target: str) -> str:
     also = f" with {' and '.join(extras)}" if extras else ""
     megabytes = (f"{size / 2**20:.3g}" for size in (parsed.l2_bytes, parsed.l3_bytes))
     return f"{ISAS.get(parsed.isa, parsed.isa)}{also}, L2 {next(megabytes)} MB, L3 {next(megabytes)} MB"
+
+
+def name_machines(text: str) -> str:
+    """Return a text with every target in it replaced by its name."""
+    return re.sub(r"cpu-[\w+]+-l1:\d+-l2:\d+-l3:\d+-t\d+", lambda match: machine_name(match[0]), text)
 
 
 def same_machine(target: str) -> tuple[str, bool, int, int]:
