@@ -1,14 +1,15 @@
 r"""A whole model: aerogel beside its opponents, interleaved in one run.
 
-    python -m benchmarks.run resnet50 --pattern ../shared/patterns/resnet50-90.npz \
-        --against torch,inductor,onnxruntime,openvino
+    python -m benchmarks.run resnet50 --sparsity 0.9 --against torch,inductor,onnxruntime,openvino
     python -m benchmarks.run unet --sparsity 0.9 --rounds 200 --json unet.json
-    python -m benchmarks.run resnet50 --pattern ../shared/patterns/resnet50-95.npz \
-        --dtype float16 --against openvino-int8
-    python -m benchmarks.run resnet50 --pattern ../shared/patterns/resnet50-90.npz \
-        --isa avx2 --against torch,inductor,openvino
+    python -m benchmarks.run resnet50 --sparsity 0.95 --dtype float16 --against openvino-int8
+    python -m benchmarks.run resnet50 --sparsity 0.9 --isa avx2 --against torch,inductor,openvino
     python -m benchmarks.run resnet50 --sparsity 0.9 --block 1x4 --dtype int8 \
         --against openvino-int8,onnxruntime,openvino
+    python -m benchmarks.run resnet50 --pattern resnet50-90.npz --against torch,inductor,onnxruntime
+
+A pattern is a file of masks; `python -m benchmarks.zoo.patterns resnet50 --sparsity 0.9 -o resnet50-90.npz`
+makes one.
 
 `ratio.NAME` is the median over the rounds of opponent / aerogel, each round's pair taken one after the other;
 `interval` is its 95 % interval (bootstrap); `ratio.fastest` is to whichever opponent has the lowest median.
@@ -62,7 +63,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("model", choices=MODELS)
-    parser.add_argument("--pattern", type=Path, help="a .npz of real masks")
+    parser.add_argument("--pattern", type=Path, help="a .npz of masks: benchmarks/zoo/patterns.py makes one")
     parser.add_argument(
         "--sparsity", type=float, default=0.0, help="magnitude pruning, where there is no pattern"
     )

@@ -2,8 +2,9 @@
 
     sphinx-build -b html docs docs/_build && python docs/shots.py report.html docs/_build
 
-The report at a desk, on a phone, in the dark and on paper, the site's first page, a method's page and the
-API's; written to docs/_static/shots. Fails where a page's console says an error. Look at every one of them.
+The report at a desk, on a phone, in the dark and on paper goes to docs/_static/shots; the site's first page,
+a method's page and the API's go to the site's folder `shots`. Fails where a page's console says an error.
+Look at every one of them.
 """
 
 from __future__ import annotations
@@ -20,13 +21,15 @@ DESK, PHONE = {"width": 1200, "height": 900}, {"width": 390, "height": 844}
 
 
 def main(report: Path, site: Path) -> None:
-    OUT.mkdir(parents=True, exist_ok=True)
+    for folder in (OUT, site / "shots"):
+        folder.mkdir(parents=True, exist_ok=True)
     wanted: list[tuple[str, Path, dict[str, Any], str]] = [
         ("report-desktop", report, {"viewport": DESK}, "screen"),
         ("report-phone", report, {"viewport": PHONE}, "screen"),
         ("report-dark", report, {"viewport": DESK, "color_scheme": "dark"}, "screen"),
         ("report-print", report, {"viewport": {"width": 794, "height": 1123}}, "print"),
         ("site-first", site / "index.html", {"viewport": DESK}, "screen"),
+        ("site-phone", site / "index.html", {"viewport": PHONE}, "screen"),
         ("site-method", site / "methods" / "direct.html", {"viewport": DESK}, "screen"),
         ("site-api", site / "api.html", {"viewport": DESK}, "screen"),
     ]
@@ -40,7 +43,7 @@ def main(report: Path, site: Path) -> None:
             page.goto(path.absolute().as_uri())
             page.emulate_media(media=media)  # type: ignore[arg-type]
             page.wait_for_timeout(300)
-            page.screenshot(path=OUT / f"{name}.png")
+            page.screenshot(path=(OUT if path == report else site / "shots") / f"{name}.png")
     if errors:
         sys.exit(f"a page's console says: {errors}")
 

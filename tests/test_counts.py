@@ -148,34 +148,37 @@ def _line(part: str, **more: Any) -> dict[str, Any]:
     return json.loads(json.dumps(tally.line("c" * 40, part) | {"changed": False} | more))  # type: ignore[no-any-return]
 
 
-def test_the_page_says_what_is_missing() -> None:
+def test_the_page_shows_what_was_run() -> None:
     line = _line("1/2")
     assert line["counts"] == {
         "exact: direct": {"passed": 20_000, "failed": 0},
         "workspaces": {"passed": 300, "failed": 200},
     }
     assert line["tests"] == {"passed": 2, "failed": 1, "skipped": 1}
-    page = reliability.page(
-        [_line("1/3", commit="d" * 40), line, line, {"kind": "soak", "hours": 12, "leaked_bytes": 0}], False
-    )
+    other = {"mapping": {"passed": 50, "failed": 0}, "workspaces": {"passed": 500, "failed": 0}}
+    older = _line("1/3", commit="d" * 40, date="2026-01-02", counts=other)
+    soak = {"kind": "soak", "commit": "e" * 40, "date": "2026-01-03", "hours": 12, "leaked_bytes": 0}
+    page = reliability.page([older, line, line, soak], False)
     assert "1 of 2 parts" in page
-    assert "- part 2 of 2" in page
-    assert "| 300, 200 in tests that failed |" in page, "the same part twice is counted once"
-    assert "- workspaces: 200" in page
-    assert "- fork: 200" in page
-    assert "- exact: 20,000 for each of" in page, "one method is not all of them"
-    assert "## Soak\n\n| hours | leaked_bytes |\n|---|---|\n| 12 | 0 |" in page
+    assert "| 300, and 200 in tests that failed | " in page, "the same part twice is counted once"
+    assert f"| 50 | 2026-01-02, `{'d' * 12}` |" in page, "of each check the newest run that has it"
+    assert "| exact |" not in page, "one method is not all of them"
+    assert "fork" not in page.partition("## Run it yourself")[0], "what was not run is not listed"
+    assert "missing" not in page
+    assert f"`{'e' * 12}` |  | 12 hours, 0 leaked bytes |" in page
+    assert line["machine"]["cpu"] in page
     assert "soak.png" not in page
     assert "soak.png" in reliability.page([], True)
-    assert "No night has been run" in reliability.page([], False)
+    assert "pytest --nightly" in reliability.page([], False)
 
 
-def test_whatever_is_all_there_is_not_missing() -> None:
+def test_every_check_has_its_row() -> None:
     every = {f"{name}: {m}" if m else name: {"passed": counts.FULL[name], "failed": 0}
              for name in reliability.WHAT for m in reliability.each(name) or ("",)}  # fmt: skip
     page = reliability.page([_line("1/1", counts=every)], False)
-    assert page.rstrip().endswith("- nothing")
-    assert page.count("| all |") == len(reliability.WHAT)
+    for name in reliability.WHAT:
+        assert f"| {name} | " in page
+        assert f"| {counts.FULL[name]:,}" in page
 
 
 def test_a_line_is_appended(tmp_path: Path) -> None:

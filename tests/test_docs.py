@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 import re
 import subprocess
 import sys
@@ -26,16 +27,17 @@ def test_tables_are_generated() -> None:
         assert tables.written(text) == text, f"{page.name}: run python -m benchmarks.harness.tables"
 
 
-def test_the_chart_shows_the_result_file() -> None:
-    floats, quantized = (
-        [json.loads(line) for line in (tables.RESULTS / f"{name}.jsonl").read_text().splitlines()]
-        for name in ("models", "int8_models")
-    )
-    wanted = chart.shown(floats, quantized)
+def test_the_chart_shows_the_result_files() -> None:
+    results = {
+        name: [json.loads(line) for line in (tables.RESULTS / f"{name}.jsonl").read_text().splitlines()]
+        for name, _ in chart.SOURCES.values()
+    }
+    numbers = chart.shown(results)
     for theme in chart.INKS:
-        assert wanted in (chart.FOLDER / f"speed-{theme}.svg").read_text(), (
-            "run python -m benchmarks.harness.tables"
-        )
+        for form in chart.SHAPES:
+            assert numbers in (chart.FOLDER / f"speed-{theme}{form}.svg").read_text(), (
+                "run python -m benchmarks.harness.tables"
+            )
 
 
 def test_the_page_on_reliability_is_generated() -> None:
@@ -110,7 +112,27 @@ def test_the_readme_is_short_and_works_from_a_wheel() -> None:
     assert "../" not in text
     assert "-m benchmarks" not in text, "what is run from a checkout is in docs/benchmarks.md"
     for link in re.findall(r"\]\(([^)#]+)", text):
-        assert (ROOT / link).exists(), link
+        assert "://" in link or (ROOT / link).exists(), link
+
+
+def test_torch_for_cpus_is_installed_first() -> None:
+    for name in ("README.md", "docs/get-started.md"):
+        first = re.findall(r"^```\w*\n(.*?)^```", (ROOT / name).read_text(), re.DOTALL | re.MULTILINE)[0]
+        lines = first.splitlines()
+        assert "torch --torch-backend=cpu" in lines[0], f"{name}: pip alone picks 3 GB of CUDA"
+        assert lines[1].startswith("pip install"), name
+        assert "aerogel[" in lines[1], name
+    assert "ARG TORCH_OPTIONS=--torch-backend=cpu\n" in (ROOT / "deploy" / "Dockerfile").read_text()
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_what_pages_say_of_torchao_exists() -> None:
+    sparsity = pytest.importorskip("torchao.sparsity")
+    page = (ROOT / "docs" / "about" / "coming-from.md").read_text()
+    names = {*re.findall(r"torchao's `(\w+)", page), "semi_sparse_weight"}
+    assert names >= {"sparsify_", "WandaSparsifier"}
+    assert not [name for name in names if not hasattr(sparsity, name)]
+    assert "removed" not in page, "a package that removed something may bring it back: say the version"
 
 
 RIDDLES = r"\b(ours|is said|are said|world|apart|twin|house)\b"
@@ -127,6 +149,35 @@ def test_no_riddles() -> None:
     for page in pages:
         found = re.findall(RIDDLES, page.read_text())
         assert not found, f"{page.name}: {found}"
+
+
+PAGES = ("get-started", *(f"guides/{name}" for name in (
+    "deploy", "debug", "report", "half", "onnx", "sparsity", "int8", "feature-maps", "prune", "slim",
+)))  # fmt: skip
+"""Pages whose Python blocks run one after the other, from the preamble at the top of each."""
+
+
+def blocks_of(page: str) -> list[str]:
+    text = (ROOT / "docs" / f"{page}.md").read_text()
+    return re.findall(r"^```(?:python|\{testcode\})\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.turns(5)
+@pytest.mark.parametrize("page", PAGES)
+def test_the_blocks_of_a_page_run_as_they_stand(page: str, tmp_path: Path) -> None:
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src")}
+    command = [sys.executable, "-c", "\n".join(blocks_of(page))]
+    run = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
+    assert run.returncode == 0, run.stderr[-3000:]
+
+
+def test_every_guide_with_code_is_run_from_its_preamble() -> None:
+    guides = {f"guides/{path.stem}" for path in (ROOT / "docs" / "guides").glob("*.md")}
+    assert {page for page in guides if blocks_of(page)} <= {*PAGES, "guides/gpu"}, "GPUs are not here"
+    for page in PAGES:
+        first = blocks_of(page)[0]
+        assert "import aerogel" in first, f"{page} begins with what its blocks need"
+        assert "model = nn.Sequential(" in first, page
 
 
 @pytest.mark.skipif(counts.by_day(), reason=".ci/wheel.py runs them")

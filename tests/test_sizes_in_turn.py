@@ -93,7 +93,11 @@ class Remembering(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.conv, self.scale, self.cache = nn.Conv2d(3, 8, 3), nn.Parameter(torch.ones(1)), dict[Any, Tensor]()
+        self.conv, self.scale, self.cache = (
+            nn.Conv2d(3, 8, 3),
+            nn.Parameter(torch.ones(1)),
+            dict[Any, Tensor](),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.conv(x)

@@ -1,7 +1,7 @@
 """Dense blocks and re-pruning (PACT'20): `blockgemm` beside `direct`, before and after `aerogel.reprune` took
 5 % of the weight.
 
-    python -m benchmarks.experiments.blockgemm --pattern ../shared/patterns/resnet50-80.npz --json rows.json
+    python -m benchmarks.experiments.blockgemm --pattern resnet50-80.npz --json rows.json
 
 A matrix with planted blocks first, then every distinct layer under its real mask. Magnitudes are not in the
 pattern files: `gaussian` draws all of them from a normal distribution, `pruned` only from its tails, as

@@ -1,6 +1,6 @@
 """Fit a method's cost model to this machine: the named numbers of its COST table.
 
-    python -m benchmarks.experiments.fit direct --pattern ../shared/patterns/resnet50-90.npz --isa avx2
+    python -m benchmarks.experiments.fit direct --pattern resnet50-90.npz --isa avx2
 
 Every distinct layer is timed in many configurations. Then one number after another is made larger or smaller
 as long as the configuration that the model puts first comes nearer to the fastest one (`regret`: its time

@@ -1,7 +1,7 @@
 r"""Whether the tuner orders a layer's configurations as the network does.
 
     python -m benchmarks.experiments.in_network resnet50 \
-        --pattern ../shared/patterns/resnet50-90.npz --json in_network.json
+        --pattern resnet50-90.npz --json in_network.json
 
 Each layer's contenders are timed four ways: alone, at the pitch it would have by itself; alone, where its
 maps stand in the network; as the tuner does it, in plans that give every layer its first contender, its

@@ -1,6 +1,6 @@
 r"""Whether images of a batch side by side beat image by image.
 
-    python -m benchmarks.experiments.lanes --pattern ../shared/patterns/resnet50-90.npz --json lanes.jsonl
+    python -m benchmarks.experiments.lanes --pattern resnet50-90.npz --json lanes.jsonl
 
 Maps (n, c, h, w) put as (1, c, h, w * n), the n values of a pixel next to each other, are one image n times
 as wide, on which a convolution of stride 1 whose horizontal dilation and padding are n times as large does

@@ -1,7 +1,7 @@
 """Each distinct layer of a pruned network: `direct` in its first configuration beside the fastest `dense`,
 interleaved.
 
-    python -m benchmarks.experiments.layers --pattern ../shared/patterns/resnet50-90.npz --json layers.json
+    python -m benchmarks.experiments.layers --pattern resnet50-90.npz --json layers.json
 
 Buffers rotate so that x and y come from beyond L2, as they do in a running network. `ratio` is dense over
 direct (medians), summed over the stride-1 layers, each as often as the network has it. Layout conversions are

@@ -1,6 +1,6 @@
 """How near each layer is to what the core can do, in the running network.
 
-    python -m benchmarks.experiments.limits resnet50 --pattern ../shared/patterns/resnet50-90.npz
+    python -m benchmarks.experiments.limits resnet50 --pattern resnet50-90.npz
 
 GF/s count the nonzeros only. The limit is the report's (aerogel/report/limits.py). Times, FMA rate and
 bandwidths are measured here; bytes are counted.

@@ -3,9 +3,9 @@ GIL.
 
     python -m benchmarks.harness.promises slower --models resnet50,unet --sparsities 0,0.8,0.95 \
         --rounds 200 --append slower.jsonl
-    python -m benchmarks.harness.promises stable --pattern ../shared/patterns/resnet50-90.npz
+    python -m benchmarks.harness.promises stable --pattern resnet50-90.npz
     python -m benchmarks.harness.promises busy
-    python -m benchmarks.harness.promises scaling --pattern ../shared/patterns/resnet50-90.npz
+    python -m benchmarks.harness.promises scaling --pattern resnet50-90.npz
 
 `slower` passes where the 95 % interval of the median of aerogel / fastest torch stays below 1.02. `stable`
 compiles three times: total time within 5 %, at least 90 % of the layers on the same method. `busy` passes

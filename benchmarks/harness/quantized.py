@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from benchmarks.harness.machines import name_machines
+
 
 def files(rows: list[dict[str, Any]]) -> str:
     """A line for each file: its layers in integers and the others, and what it reads."""
@@ -19,7 +21,7 @@ def files(rows: list[dict[str, Any]]) -> str:
             f"{r['same']:.0%} of {r['lines']} |"
         )
     dates = sorted({r["date"] for r in rows})
-    return "\n".join([*lines, "", f"{dates[-1]}, `{rows[-1]['target']}`."])
+    return "\n".join([*lines, "", f"{dates[-1]}, {name_machines(rows[-1]['target'])}."])
 
 
 def _apart(r: dict[str, Any], after: str) -> str:

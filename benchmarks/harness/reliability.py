@@ -3,7 +3,8 @@
     python -m benchmarks.harness.reliability [--check]
 
 Each line there was written by one part of a night's run (`pytest --nightly --part k/n`), or by another kind
-of run, named in its "kind". The page says what has been run at full counts, and what has not.
+of run, named in its "kind". The page shows what was run, with commit, date and machine, and how to run it
+again. Of each check it shows the newest run.
 """
 
 from __future__ import annotations
@@ -11,10 +12,9 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from aerogel.methods import METHODS, method
-from tests.counts import FULL
 from tests.suite.sweep import BYTES, ON_GPUS, ONE_ISA
 
 ROOT = Path(__file__).parents[2]
@@ -81,127 +81,161 @@ def each(name: str) -> tuple[str, ...]:
     return NATIVE if name in ("real", "edges", "special", "threads") else ()
 
 
-def newest(lines: list[dict[str, Any]]) -> tuple[dict[int, dict[str, Any]], int]:
-    """Of the run that wrote the last line, the newest line of each part; and how many parts it has."""
-    nights = [line for line in lines if line["kind"] == "nightly"]
-    if not nights:
-        return {}, 0
-    world = _world(nights[-1])
-    return {int(line["part"].split("/")[0]): line for line in nights if _world(line) == world}, world[-1]
+Line = dict[str, Any]
+RERUN = """## Run it yourself
+
+From a checkout, after `pip install -e '.[dev]'`. The tests open no connection to other machines.
+
+```
+pytest --quick -n 2                                     # small counts: two minutes
+pytest -n 2                                             # what CI runs on every change: under half an hour
+pytest --nightly --part 1/4 -n 2                        # full counts, one part of four: under 45 minutes each
+python -m tests.fuzz.stress --minutes 10 --record       # threads, a compiler and forks at once
+python -m tests.fuzz.soak --record                      # a long life of one process
+python -m benchmarks.harness.reliability                # this page, from what the runs wrote
+```
+
+The first line of a run is its seed; a test that fails prints the command that repeats it.
+"""
 
 
-def _world(line: dict[str, Any]) -> tuple[str, bool, int, int]:
-    return line["commit"], line["changed"], line["seed"], int(line["part"].split("/")[1])
+class Run(NamedTuple):
+    """Lines of one run: the parts of a night at one commit, or a single line of another kind."""
+
+    lines: tuple[Line, ...]
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        return tuple(self.lines[-1].get(name) for name in ("kind", "commit", "seed", "date"))
+
+    def counts(self) -> dict[str, dict[str, int]]:
+        """Return what passed and what stands in tests that failed, by the name of the check."""
+        total: dict[str, dict[str, int]] = {}
+        for line in self.lines:
+            for name, one in (line["counts"] if line["kind"] == "nightly" else _count_long(line)).items():
+                sums = total.setdefault(name, {"passed": 0, "failed": 0})
+                sums["passed"] += one["passed"]
+                sums["failed"] += one["failed"]
+        return total
 
 
-def done(parts: dict[int, dict[str, Any]], name: str) -> tuple[int, int]:
-    """How many passed (of the method that has fewest) and how many stand in tests that failed."""
+def group_runs(lines: list[Line]) -> list[Run]:
+    """Return the runs, the newest first. A part that was run twice counts once, as its later line says."""
+    nights: dict[Any, dict[str, Line]] = {}
+    runs: list[tuple[int, Run]] = []
+    for place, line in enumerate(lines):
+        if line["kind"] != "nightly":
+            runs.append((place, Run((line,))))
+            continue
+        same = (line["commit"], line["changed"], line["seed"], line["part"].split("/")[1])
+        nights.setdefault(same, {})[line["part"]] = line
+    runs += [(max(map(lines.index, parts.values())), Run(tuple(parts.values()))) for parts in nights.values()]
+    return [run for _, run in sorted(runs, key=lambda pair: -pair[0])]
+
+
+def _count_long(line: Line) -> dict[str, dict[str, int]]:
+    """Return what a long run counts, in the form of a night's part."""
+    if line["kind"] == "stress":
+        sizes = {"stress, seconds": round(60 * line["minutes"])}
+    elif line["kind"] == "soak" and "calls" in line:
+        sizes = {"soak calls": line["calls"], "soak compiles": line["compiles"]}
+    else:
+        return {}
+    wrong = sum(line.get(what, 0) for what in ("wrong", "errors", "hangs")) or len(line.get("grew", ()))
+    return {
+        name: {"passed": 0 if wrong else size, "failed": size if wrong else 0} for name, size in sizes.items()
+    }
+
+
+def done(counts: dict[str, dict[str, int]], name: str) -> tuple[int, int]:
+    """Return how many passed (of the method that has fewest) and how many stand in tests that failed."""
     passed, failed = dict.fromkeys(each(name) or ("",), 0), 0
-    for line in parts.values():
-        for key, own in line["counts"].items():
-            what, _, method = key.partition(": ")
-            if what == name:
-                passed[method] = passed.get(method, 0) + own["passed"]
-                failed += own["failed"]
+    for key, sums in counts.items():
+        what, _, method = key.partition(": ")
+        if what == name:
+            passed[method] = passed.get(method, 0) + sums["passed"]
+            failed += sums["failed"]
     return min(passed.values()), failed
 
 
-def _long(lines: list[dict[str, Any]], commits: set[str]) -> dict[str, dict[str, int]]:
-    """What the long runs of these commits count, as a night's part counts it."""
-    found: dict[str, dict[str, int]] = {}
-    for line in lines:
-        if line.get("commit") not in commits or line["kind"] not in ("stress", "soak"):
-            continue
-        wrong = sum(line.get(what, 0) for what in ("wrong", "errors", "hangs")) or len(line.get("grew", ()))
-        own = {"soak calls": line["calls"], "soak compiles": line["compiles"]}
-        own = {"stress, seconds": round(60 * line["minutes"])} if line["kind"] == "stress" else own
-        found |= {
-            name: {"passed": 0 if wrong else many, "failed": wrong and many} for name, many in own.items()
-        }
-    return found
+def _check_row(runs: list[Run], name: str) -> tuple[str, Run] | None:
+    """Return the line of a check and the newest run that has it; None where no run has."""
+    for run in runs:
+        passed, failed = done(run.counts(), name)
+        if passed or failed:
+            of = f" for each of {len(each(name))} methods" if len(each(name)) > 1 else ""
+            broken = f", and {failed:,} in tests that failed" if failed else ""
+            line = run.lines[-1]
+            when = f"{line['date']}, `{line['commit'][:12]}`"
+            return f"| {name} | {WHAT[name]} | {passed:,}{of}{broken} | {when} |", run
+    return None
 
 
-def row(parts: dict[int, dict[str, Any]], name: str) -> tuple[str, str]:
-    """A line of the table, and what is missing, in words."""
-    passed, failed = done(parts, name)
-    of = f" for each of {len(each(name))} methods" if len(each(name)) > 1 else ""
-    said = "all" if passed >= FULL[name] and not failed else f"{passed:,}"
-    said += f", {failed:,} in tests that failed" if failed else ""
-    missing = max(0, FULL[name] - passed)
-    return (
-        f"| {name} | {WHAT[name]} | {FULL[name]:,}{of} | {said} |",
-        f"{name}: {missing:,}{of}" if missing else "",
-    )
-
-
-def page(lines: list[dict[str, Any]], plot: bool) -> str:
-    parts, of = newest(lines)
+def page(lines: list[Line], plot: bool) -> str:
+    """Return the text of the page."""
+    runs = group_runs(lines)
+    rows = [row for name in WHAT if (row := _check_row(runs, name))]
     text = [
-        "# What has been tested, and how often",
+        "# What has been tested",
         "",
-        "Made by `python -m benchmarks.harness.reliability` from what the runs wrote down.",
-        "",
-    ]
-    text += [_said(parts, of), ""]
-    counted = {**parts, 0: {"counts": _long(lines, {line["commit"] for line in parts.values()})}}
-    rows = {name: row(counted, name) for name in WHAT}
-    text += [
-        "| name | what, and how it passes | full count | passed at this commit |",
-        "|---|---|---|---|",
-        *(said for name, (said, _) in rows.items() if any(done(counted, name))),
-        "",
-        "Counts of kernels hold on every ISA of the machine. CI takes a tenth of all at most, with the "
-        "same seeds for every commit; what stands below has been run by CI alone at this commit.",
+        "CI runs the tests on every change, with smaller counts and without the longest ones, and nothing "
+        "lands that fails. This page shows the longer runs: of each check the newest, as the run itself "
+        "wrote it into `benchmarks/results/reliability.jsonl`, with its commit and date.",
         "",
     ]
-    gone = [f"part {k} of {of}" for k in range(1, of + 1) if k not in parts]
-    missing = [f"{why} ({WHAT[name]})" for name, (_, why) in rows.items() if why]
-    text += ["## What is missing", "", *(f"- {one}" for one in (*gone, *missing) or ("nothing",)), ""]
-    for kind in dict.fromkeys(line["kind"] for line in lines if line["kind"] != "nightly"):
-        text += [
-            f"## {kind.capitalize()}",
-            "",
-            *_others([line for line in lines if line["kind"] == kind]),
-            "",
-        ]
+    if rows:
+        text += ["| check | what is run, and how it passes | passed | when |", "|---|---|---|---|"]
+        text += [*(row for row, _ in rows), ""]
+        text += ["## The runs", "", "| run | when | length | result |", "|---|---|---|---|"]
+        newest = dict.fromkeys(run.key for _, run in rows)
+        shown = [run for run in runs if run.key in newest or not run.counts()]
+        text += [*map(_run_row, shown), "", *_machines(shown), ""]
     if plot:
-        text += ["## Memory and time over a long run", "", "![a long run](soak.png)", ""]
-    return "\n".join(text)
+        text += ["Memory and time of the soak:", "", "![Memory and time over a long run](soak.png)", ""]
+    return "\n".join([*text, RERUN])
 
 
-def _said(parts: dict[int, dict[str, Any]], of: int) -> str:
-    if not parts:
-        return "No night has been run yet."
-    last = list(parts.values())[-1]
-    machines = sorted(
-        {
-            f"{p['machine']['cpu']}, {p['machine']['cores']} cores, {' '.join(p['machine']['isas'])}"
-            for p in parts.values()
-        }
+def _run_row(run: Run) -> str:
+    """Return a run's line: how long it was and what came of it."""
+    line = run.lines[-1]
+    when = f"{line['date']}, `{line['commit'][:12]}`{' with changes' if line.get('changed') else ''}"
+    if line["kind"] == "nightly":
+        tests = {k: sum(part["tests"][k] for part in run.lines) for k in ("passed", "failed", "skipped")}
+        result = ", ".join(f"{many:,} {what}" for what, many in tests.items())
+        parts = int(line["part"].split("/")[1])
+        name = f"full counts, seed {line['seed']}"
+        name += f", {len(run.lines)} of {parts} parts" if parts > 1 else ""
+        return (
+            f"| {name} | {when} | {sum(p['seconds'] for p in run.lines) / 60:.0f} minutes | tests: {result} |"
+        )
+    shown = {
+        k: v for k, v in line.items() if k not in ("kind", "commit", "date", "machine", "seed", "minutes")
+    }
+    length = f"{line['minutes']:.0f} minutes" if "minutes" in line else ""
+    result = ", ".join(
+        LABELS.get(k, f"{{}} {k.replace('_', ' ')}").format(_cell(v)) for k, v in shown.items()
     )
-    dates = sorted({p["date"] for p in parts.values()})
-    changed = " with changes" if last["changed"] else ""
-    seconds = sum(p["seconds"] for p in parts.values())
-    when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
-    tests = {k: sum(p["tests"][k] for p in parts.values()) for k in ("passed", "failed", "skipped")}
-    ran = ", ".join(f"{many:,} {what}" for what, many in tests.items())
-    return (
-        f"Commit `{last['commit'][:12]}`{changed}, seed {last['seed']}, {when}, on {'; '.join(machines)}: "
-        f"{len(parts)} of {of} parts, {seconds / 60:.0f} minutes, tests: {ran}."
-    )
+    return f"| {line['kind']}, seed {line.get('seed', '')} | {when} | {length} | {result} |"
 
 
-def _others(lines: list[dict[str, Any]]) -> list[str]:
-    """Lines of other kinds as they are: a column for each of their values."""
-    heads = [head for head in dict.fromkeys(key for line in lines for key in line) if head != "kind"]
-    cells = [" | ".join(_cell(line.get(head, "")) for head in heads) for line in lines]
-    return [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|", *(f"| {c} |" for c in cells)]
+LABELS = {"mb_early": "memory {} MB early", "mb_end": "{} MB at the end", "grew": "what grew: {}"}
+"""How the page writes the values of a line that are not plain counts."""
+
+
+def _machines(runs: list[Run]) -> list[str]:
+    """Return a sentence with the machines of these runs."""
+    machines = [line["machine"] for run in runs for line in run.lines if "machine" in line]
+    names = [f"{m['cpu']}, {m['cores']} cores, kernels for {', '.join(m['isas'])}" for m in machines]
+    distinct = list(dict.fromkeys(names))
+    return [f"Machine{'s' if len(distinct) > 1 else ''}: {'; '.join(distinct)}."] if distinct else []
 
 
 def _cell(value: object) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{k} {_cell(v)}" for k, v in value.items())
-    return ", ".join(map(_cell, value)) if isinstance(value, list) else str(value)
+    if isinstance(value, list):
+        return ", ".join(map(_cell, value)) or "nothing"
+    return f"{value:,}" if isinstance(value, int | float) else str(value)
 
 
 def written() -> str:

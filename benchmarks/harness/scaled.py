@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness.machines import name_machines
+
 RESULTS = Path(__file__).parent.parent / "results"
 LOAD = 0.7
 """Share of its cores that a service should use: above it queues grow faster than answers."""
@@ -43,7 +45,7 @@ def processes(results: list[dict[str, Any]]) -> str:
         f"{batches['binds']} programs for {batches['points']} sizes; {batches['ms_p50']:.2f} ms of CPU "
         f"an image in the middle, {batches['ms_p99']:.2f} at the 99th percentile.",
     ]
-    return "\n".join([*lines, "", " ".join(said), f"({start['date']}, `{start['target']}`)"])
+    return "\n".join([*lines, "", " ".join(said), f"({start['date']}, {name_machines(start['target'])})"])
 
 
 def _over(seen: dict[str, Any], count: int) -> float:
@@ -68,7 +70,7 @@ def engines(results: list[dict[str, Any]]) -> str:
     ):
         each = "; ".join(f"{r[kind]['p50']:.1f} / {r[kind]['p99']:.1f}" for r in served)
         lines.append(f"| {name}: p50 / p99, ms | {each} |")
-    lines += ["", f"({last['date']}, `{last['target']}`, 2 shared cores)", ""]
+    lines += ["", f"({last['date']}, {name_machines(last['target'])}, 2 shared cores)", ""]
     lines += [
         "| extrapolated: images a second | cores, at 70 % load | pods of 8 cores | memory of a pod |",
         "|---|---|---|---|",

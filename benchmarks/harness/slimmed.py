@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.harness.machines import name_machines
+
 WAYS = {"magnitude": "magnitude", "obs": "repaired", "heal": "and healed", "labels": "trained with labels"}
 AFTER = {
     "magnitude": "magnitude",
@@ -40,7 +42,7 @@ def accuracy(result: dict[str, Any]) -> str:
     about = (
         f"Fashion-MNIST, 1,011,130 weights: points of accuracy beside the dense model's {dense:.2f} %, "
         f"{seeds}; in brackets the time of one on one thread. {saw}"
-        f"({result['date']}, `{result['target']}`)."
+        f"({result['date']}, {name_machines(result['target'])})."
     )
     return "\n".join([*lines, "", about])
 
@@ -71,7 +73,7 @@ def in_bytes(result: dict[str, Any]) -> str:
         f"f32, seeds {', '.join(each['dense'])}; 10,000 test images, so 0.1 point is ten of them. "
         "Permuted: in the order for 90 %, at 80 % too; (2 of 3): the mean of two seeds. Labels were used by "
         f"{'the rows that say so' if any('labels' in name for name in each) else 'no row'} "
-        f"({result['date']}, `{result['target']}`)."
+        f"({result['date']}, {name_machines(result['target'])})."
     )
     return "\n".join([*lines, "", about])
 
@@ -92,7 +94,8 @@ def text(results: list[dict[str, Any]]) -> str:
     files = " and ".join(sorted({r["file"] for r in results}))
     about = (
         f"rapidocr's {files}, {results[0]['lines']} rendered lines "
-        f"({results[-1]['date']}, `{results[-1]['target']}`, one thread). {WITHIN if timed else ''}"
+        f"({results[-1]['date']}, {name_machines(results[-1]['target'])}, one thread). "
+        f"{WITHIN if timed else ''}"
     )
     return "\n".join([*lines, "", about.rstrip()])
 
@@ -113,7 +116,7 @@ def upscaled(results: list[dict[str, Any]]) -> str:
     last = results[-1]
     about = (
         "waifu2x's photo model (seven layers), scikit-image's photos at twice their size; times are for "
-        f"128 x 128 pixels ({last['date']}, `{last['target']}`, one thread). {WITHIN}"
+        f"128 x 128 pixels ({last['date']}, {name_machines(last['target'])}, one thread). {WITHIN}"
     )
     return "\n".join([*lines, "", about])
 

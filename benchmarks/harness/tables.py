@@ -17,6 +17,7 @@ from typing import Any
 
 from benchmarks.experiments.activity import summary
 from benchmarks.harness import chart, gpus, quantized, scaled, slimmed
+from benchmarks.harness.machines import machine_name, middle, newest
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -32,13 +33,17 @@ def layers(result: dict[str, Any]) -> str:
     ]
     total = f"**{result['ratio']:.2f}x** over the stride-1 layers, each as often as the network has it"
     return "\n".join(
-        [*lines, "", f"{total} ({result['date']}, torch {result['torch']}, `{result['target']}`)."]
+        [
+            *lines,
+            "",
+            f"{total} ({result['date']}, torch {result['torch']}, {machine_name(result['target'])}).",
+        ]
     )
 
 
 def models(results: list[dict[str, Any]]) -> str:
-    """The tables of benchmarks/run.py, one for each machine: of several runs of one thing, the one whose
-    ratio to the fastest is in the middle; an opponent that was not in it, from another of them."""
+    """The tables of benchmarks/run.py, one for each machine: of the runs of the newest day, the one whose
+    ratio to the fastest is in the middle; an opponent that was not in it, from another run."""
     return "\n\n".join(
         _models([r for r in results if r["target"].startswith(machine)]) for machine in _machines(results)
     )
@@ -48,9 +53,10 @@ def _models(results: list[dict[str, Any]]) -> str:
     names = list(dict.fromkeys(n for r in results for n in r["ratio"] if n != "fastest"))
     lines = [f"| | runs | aerogel, ms | {' | '.join(names)} |", "|---|---|---|" + "---|" * len(names)]
     for what, several in _runs(results).items():
-        r = sorted(several, key=lambda r: float(r["ratio"]["fastest"]))[(len(several) - 1) // 2]
-        cells = " | ".join(_ratio(n, [r, *several]) for n in names)
-        lines.append(f"| {what} | {len(several)} | {r['ms']['aerogel']['p50']:.1f} | {cells} |")
+        latest = newest(several)
+        r = middle(latest)
+        cells = " | ".join(_ratio(n, [r, *reversed(several)]) for n in names)
+        lines.append(f"| {what} | {len(latest)} | {r['ms']['aerogel']['p50']:.1f} | {cells} |")
     return "\n".join([*lines, "", _where(*results)])
 
 
@@ -61,7 +67,13 @@ def _ratio(name: str, runs: list[dict[str, Any]]) -> str:
 
 def half(results: list[dict[str, Any]]) -> str:
     """benchmarks/run.py --dtype: milliseconds and, in brackets, the error, of ourselves and of opponents in
-    every precision."""
+    every precision; a table for each machine."""
+    return "\n\n".join(
+        _half([r for r in results if r["target"].startswith(machine)]) for machine in _machines(results)
+    )
+
+
+def _half(results: list[dict[str, Any]]) -> str:
     names = list(dict.fromkeys(n for r in results for n in r["ms"]))
     lines = [f"| | {' | '.join(names)} |", "|---|" + "---|" * len(names)]
     for r in results:
@@ -70,13 +82,7 @@ def half(results: list[dict[str, Any]]) -> str:
         )
         unit = "with AMX" if r["amx"] else "without AMX"
         lines.append(f"| {r['model']} {r['pruning']}, aerogel in {r['dtype']}, {unit} | {cells} |")
-    return "\n".join(
-        [
-            *lines,
-            "",
-            *(_where(next(r for r in results if r["target"].startswith(m))) for m in _machines(results)),
-        ]
-    )
+    return "\n".join([*lines, "", _where(*results)])
 
 
 def _machines(results: list[dict[str, Any]]) -> list[str]:
@@ -89,7 +95,7 @@ def _where(*results: dict[str, Any]) -> str:
     result, dates = results[-1], sorted(r["date"] for r in results)
     held = f", {result['held']}" if result.get("held") else ""
     when = " to ".join(dict.fromkeys((dates[0], dates[-1])))
-    return f"{when}, torch {result['torch']}, `{result['target'].rpartition('-t')[0]}`{held}."
+    return f"{machine_name(result['target'])}{held} ({when}, torch {result['torch']})."
 
 
 def _runs(results: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
@@ -106,6 +112,8 @@ def _runs(results: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
 
 SHOWN = 4
 """Layers of the table that the README shows."""
+DETAILS = 4
+"""Lines of the first layer's details that the README shows: the problem, the choice and two refusals."""
 
 
 def said(report: str) -> str:
@@ -115,7 +123,7 @@ def said(report: str) -> str:
     headline, _, *rows = table.splitlines()
     end = next(i for i, row in enumerate(rows) if row.startswith("all else"))
     few = [*rows[: SHOWN + 1], f"... {end - SHOWN - 1} more layers", rows[end]]
-    one = details.split("\n\n")[1].splitlines()
+    one = details.split("\n\n")[1].splitlines()[:DETAILS]
     return "\n".join(["```", headline, "", *few, "", *one, "```"])
 
 
@@ -138,7 +146,7 @@ def size(result: dict[str, Any]) -> str:
             f"{row[kind][what]:.1f} MB" for what in ("file_mb", "call_mb") for kind in ("float32", "int8")
         )
         lines.append(f"| {row['network']} | {' | '.join(cells)} |")
-    return "\n".join([*lines, "", f"{result['date']}, `{result['target']}`."])
+    return "\n".join([*lines, "", f"{result['date']}, {machine_name(result['target'])}."])
 
 
 def pruned(result: dict[str, Any]) -> str:
@@ -152,7 +160,11 @@ def pruned(result: dict[str, Any]) -> str:
         )
     seeds = "one seed" if result["seeds"] == 1 else f"mean of {result['seeds']} seeds"
     return "\n".join(
-        [*lines, "", f"{result['parameters']} weights, {seeds} ({result['date']}, `{result['target']}`)."]
+        [
+            *lines,
+            "",
+            f"{result['parameters']} weights, {seeds} ({result['date']}, {machine_name(result['target'])}).",
+        ]
     )
 
 
@@ -172,7 +184,7 @@ def tilewise(result: dict[str, Any]) -> str:
         f"Together **{result['ratio']['fp32']:.2f}x** over the chosen layers, "
         f"{result['all']['fp32']:.2f}x over all, fp32"
     )
-    return "\n".join([*lines, "", f"{both} ({result['date']}, `{result['target']}`)."])
+    return "\n".join([*lines, "", f"{both} ({result['date']}, {machine_name(result['target'])})."])
 
 
 def blockgemm(result: dict[str, Any]) -> str:
@@ -204,7 +216,7 @@ def blockgemm(result: dict[str, Any]) -> str:
             *lines,
             "",
             f"Re-pruned by {result['loss']:.0%} of each layer's L1 norm ({result['date']}, "
-            f"`{result['target']}`).",
+            f"{machine_name(result['target'])}).",
         ]
     )
 
@@ -224,7 +236,11 @@ def actsparse(result: dict[str, Any]) -> str:
         )
     said = ", ".join(f"{kind} **{ratio:.2f}x**" for kind, ratio in result["ratio"].items())
     return "\n".join(
-        [*lines, "", f"At 80 % zero vectors, all layers: {said} ({result['date']}, `{result['target']}`)."]
+        [
+            *lines,
+            "",
+            f"At 80 % zero vectors, all layers: {said} ({result['date']}, {machine_name(result['target'])}).",
+        ]
     )
 
 
@@ -239,7 +255,7 @@ def pooling(result: dict[str, Any]) -> str:
         lines.append(f"| {r['conv']} | {r['sparsity']:.0%} | {ratios} |")
     held = " to ".join(f"{result['arena'][n] / 1e6:.1f}" for n in ("apart", "together"))
     both = f"All five **{result['ratio']:.2f}x**; memory for activations of the whole network from {held} MB"
-    return "\n".join([*lines, "", f"{both} ({result['date']}, `{result['target']}`)."])
+    return "\n".join([*lines, "", f"{both} ({result['date']}, {machine_name(result['target'])})."])
 
 
 def activity(result: dict[str, Any]) -> str:
@@ -252,9 +268,8 @@ def activity(result: dict[str, Any]) -> str:
     for r in result["networks"]:
         ends = f"{r['speedup']:.2f}x | {r['gain']:.2f}x | {r['claim']:.2f}x"
         lines.append(f"| {r['network']} | {r['on']} | {' | '.join(summary(r))} | {ends} |")
-    where = (
-        f"Zeros are those of the layer in the middle ({result['date']}, `{result['networks'][0]['target']}`)."
-    )
+    machine = machine_name(result["networks"][0]["target"])
+    where = f"Zeros are those of the layer in the middle ({result['date']}, {machine})."
     return "\n".join([*lines, "", where])
 
 
@@ -306,4 +321,4 @@ if __name__ == "__main__":
             sys.exit(f"{path.name} does not show its result files; run python -m benchmarks.harness.tables")
         path.write_text(new)
     if "--check" not in sys.argv:
-        chart.draw(_load("models"), _load("int8_models"))
+        chart.draw({name: _load(name) for name, _ in chart.SOURCES.values()})

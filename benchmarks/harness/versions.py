@@ -2,7 +2,7 @@ r"""Two versions of aerogel beside each other in one run: the same bits, and no 
 
     python -m benchmarks.harness.versions answers OLD NEW --json versions.jsonl
     python -m benchmarks.harness.versions speed OLD NEW \
-        --pattern ../shared/patterns/resnet50-90.npz --json versions.jsonl
+        --pattern resnet50-90.npz --json versions.jsonl
 
 OLD and NEW are checkouts. `answers` lets OLD compile every architecture (by rule) at 0, 80 and 95 % zeros and
 save it; NEW loads the file, and its outputs must be the same bits. `speed` lets both load the file that OLD

@@ -21,6 +21,9 @@ for (const head of table.tHead.rows[0].cells) {
 table.addEventListener("click", (event) => {
   if (!event.target.classList.contains("why")) return;
   const list = event.target.nextElementSibling;
+  // below the tallest cell of the row, whose height it is while the list is hidden
+  const cell = event.target.parentElement;
+  if (list.hidden) list.style.marginTop = `${cell.offsetHeight - event.target.offsetHeight}px`;
   list.hidden = !list.hidden;
   event.target.setAttribute("aria-expanded", String(!list.hidden));
 });

@@ -24,15 +24,15 @@ from aerogel.report.report import LEGEND, Report, spent_us, times_of, whole_us
 
 COLUMNS = (  # heading, class
     ("layer", "name"),
-    ("problem", "wide"),
+    ("problem", "wide problem"),
     ("zeros", "n"),
     ("method", ""),
     ("time, us", "n"),
     ("dense, us", "n"),
     ("times as fast", "n"),
-    ("share", "n"),
+    ("share", "n wide"),
     ("of the limit", "n wide"),
-    ("beside dense", "bars"),
+    ("beside dense", "bars wide"),
     ("why", ""),
 )
 BOUND = {"fma": "FMA", "l2": "L2", "l3": "L3"}
@@ -169,15 +169,15 @@ def _row(row: dict[str, Any], found: Limit | None, whole: float, longest: float)
     reach = "" if found is None or not spent else f"{found.us / spent:.0%} ({BOUND[found.bound]})"
     cells = [
         f'<th scope="row" class="name">{_text(row["layer"])}</th>',
-        f'<td class="wide"><code>{_text(row["conv"])}</code></td>',
+        f'<td class="wide problem"><code>{_text(row["conv"])}</code></td>',
         _cell(row["sparsity"], f"{row['sparsity']:.0%}"),
         f"<td>{_text(row['method'])}</td>",
         _cell(spent, f"{spent:.0f}" if spent else ""),
         _cell(dense, f"{dense:.0f}" if dense else ""),
         _cell(dense / spent, f"{dense / spent:.2f}x") if spent and dense else _cell(None, ""),
-        _cell(spent / whole, f"{spent / whole:.1%}") if spent else _cell(None, ""),
+        _cell(spent / whole if spent else None, f"{spent / whole:.1%}" if spent else "", "n wide"),
         _cell(found.us / spent if found and spent else None, reach, "n wide"),
-        f'<td class="bars">{_bar(spent, longest, "")}{_bar(dense, longest, " dense")}</td>',
+        f'<td class="bars wide">{_bar(spent, longest, "")}{_bar(dense, longest, " dense")}</td>',
         f'<td><button type="button" class="why" aria-expanded="false">details</button>{_why(row, True)}</td>',
     ]
     return f"<tr>{''.join(cells)}</tr>"
