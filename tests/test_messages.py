@@ -204,11 +204,11 @@ def test_a_bare_tensor_is_no_list_of_calls() -> None:
         assert "[tensor]" in text
     assert [call[0][0].shape[0] for call in calls_of(images, "slim()")] == [32, 8]
     for rows in (list(images), images[0], [images[0]]):
-        for call in (
-            lambda rows=rows: aerogel.slim(net(), rows, sparsity=0.5),  # type: ignore[misc]
-            lambda rows=rows: aerogel.prune(net(), 0.5, score="wanda", calibration=rows),  # type: ignore[misc]
-        ):
-            text = error_of(call)
+        slims = error_of(lambda rows=rows: aerogel.slim(net(), rows, sparsity=0.5))  # type: ignore[misc]
+        prunes = error_of(
+            lambda rows=rows: aerogel.prune(net(), 0.5, score="wanda", calibration=rows)  # type: ignore[misc]
+        )
+        for text in (slims, prunes):
             assert "one image without a batch, of shape (3, 12, 12). Give batches" in text
             assert "[images] with images of shape (N, 3, 12, 12)" in text
 
