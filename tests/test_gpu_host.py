@@ -6,6 +6,8 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,9 +21,12 @@ from aerogel.backends.gpu import cuda
 from aerogel.backends.gpu.backend import OnGpu
 from aerogel.backends.gpu.layer import Layer
 from aerogel.backends.gpu.opencl import OpenCL
+from aerogel.codegen.gpu import nvrtc
+from aerogel.codegen.gpu.launch import Code
 from aerogel.ir import Config, Conv, Weight
 from aerogel.runtime.eager import nearby
 from aerogel.runtime.reading import network_of
+from aerogel.tune import whole
 from tests.test_ondevice import Quick, Small
 
 Run = Callable[[list[Any]], list[Any]]
@@ -42,6 +47,17 @@ def test_other_sizes_are_made_on_the_device_of_the_example() -> None:
         calls = nearby(network.captured, ((torch.empty(2, 3, 12, 10, device="cuda:1"),), {}))
     assert [tuple(args[0].shape) for args, _ in calls] == [(1, 3, 12, 10), (2, 3, 13, 12), (2, 3, 44, 42)]
     assert {str(args[0].device) for args, _ in calls} == {"cuda:1"}
+
+
+def test_other_sizes_that_cannot_be_made_do_not_end_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any) -> None:
+        raise RuntimeError("out of memory")
+
+    model, x = _small()
+    monkeypatch.setattr(whole, "nearby", fails)
+    fast = aerogel.compile(model, (x,), tune="off")
+    assert "answers at other sizes were not compared with torch's: out of memory" in fast.notes
+    torch.testing.assert_close(fast(x), model(x).detach(), rtol=1e-4, atol=1e-5)
 
 
 class Replaying(OpenCL):
@@ -169,6 +185,51 @@ def test_a_model_is_compiled_for_the_gpu_of_its_example() -> None:
     assert cuda_index(((torch.empty(2),), {})) is None
 
 
+class Rejecting(Quick):
+    """A device whose compiler fails on one method."""
+
+    def kernel(self, code: Code) -> Any:
+        if code.entry == "direct":
+            raise RuntimeError("\nNVRTC: internal error\nat line 3")
+        return super().kernel(code)
+
+
+REASON = "does not run on this device: NVRTC: internal error"
+
+
+def test_a_candidate_that_fails_is_refused_and_not_remembered(tmp_path: Path) -> None:
+    model, x = _small()
+    with using(OnGpu(Rejecting())):
+        fast = aerogel.compile(model, (x,), methods=SPARSE, store=tmp_path)
+    assert [c.config.method for c in fast.plan.choices[:2]] == ["stridepack", "stridepack"]
+    assert REASON in str(aerogel.explain(fast, verbose=True))
+    torch.testing.assert_close(fast(x), model(x).detach(), rtol=1e-4, atol=1e-5)
+    with using(OnGpu(Quick())):
+        healthy = aerogel.compile(model, (x,), methods=SPARSE, store=tmp_path)
+    assert "direct" in {c.method for c in healthy.plan.choices[0].configs()}
+
+
+def test_a_choice_by_rule_that_fails_becomes_torchs() -> None:
+    model, x = _small()
+    with using(OnGpu(Rejecting())), pytest.warns(UserWarning, match=REASON):
+        fast = aerogel.compile(model, (x,), methods=("direct",), tune="off")
+    assert {c.config.method for c in fast.plan.choices} == {"dense"}
+    assert REASON in str(aerogel.explain(fast, verbose=True))
+    torch.testing.assert_close(fast(x), model(x).detach(), rtol=1e-4, atol=1e-5)
+
+
+def test_a_kernel_that_fails_at_another_size_is_torchs_there() -> None:
+    model, x = _small()
+    device = Quick()
+    with using(OnGpu(device)):
+        fast = aerogel.compile(model, (x,), methods=("direct",))
+    device.kernel = Rejecting().kernel  # type: ignore[method-assign]
+    other = torch.randn(1, 3, 17, 19)
+    with pytest.warns(UserWarning, match=REASON):
+        answer = fast(other)
+    torch.testing.assert_close(answer, model(other).detach(), rtol=1e-4, atol=1e-5)
+
+
 def test_tf32_is_read_whichever_interface_set_it() -> None:
     before = torch.backends.cudnn.conv.fp32_precision
     assert cuda.allows_tf32()
@@ -177,3 +238,15 @@ def test_tf32_is_read_whichever_interface_set_it() -> None:
         assert not cuda.allows_tf32()
     finally:
         torch.backends.cudnn.conv.fp32_precision = before
+
+
+def test_machine_code_is_stored_by_the_compiler_that_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    installed, compiler_version = version("nvidia-cuda-nvrtc"), nvrtc.compiler_version.__wrapped__
+    number, patch = compiler_version().split()
+    assert installed == patch
+    assert installed.startswith(f"{number}.")
+    monkeypatch.setattr(nvrtc, "version", missing)
+    assert compiler_version() == number
