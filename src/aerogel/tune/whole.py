@@ -65,7 +65,7 @@ def looked(model: Any, ours: Compiled, call: Call, asked: Asked) -> Compiled:
             floats or not _right(ours, captured.flat(*other), asked)
         ):
             return differs(model, ours, "on the example" if number == 0 else "at other sizes")
-    if failures:
+    if failures and ours.network is not None:
         plan = search.without_kernels(asked.backend, ours.network, ours.plan, failures)
         return Compiled(model, ours.network, plan, GRAPH, ours.notes, backend=asked.backend)
     ours.forget()

@@ -145,7 +145,7 @@ def allows_tf32() -> bool:
     try:
         return bool(torch.backends.cudnn.allow_tf32)
     except RuntimeError:  # the older interface cannot be read once the newer one (torch 2.9) was used
-        return bool(torch.backends.cudnn.conv.fp32_precision == "tf32")
+        return bool(torch.backends.cudnn.conv.fp32_precision == "tf32")  # type: ignore[attr-defined]
 
 
 def pointer_or_number(argument: Any, buffers: Mapping[str, torch.Tensor]) -> Any:

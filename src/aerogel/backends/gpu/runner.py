@@ -52,7 +52,7 @@ class GpuRunner(Runner):
             self._configs = {True: configs, False: {**configs, **others}}
             self._always_skips = not others
             self._replay = self.device.captured(self._run)
-            self.failures = dict[str, str]()
+            self.failures = self._failures = dict[str, str]()
 
     def __call__(self, inputs: list[Any]) -> list[Any]:
         """Run one call at a time: layers have one scratch memory each, and a CUDA graph one set of inputs and
@@ -127,9 +127,9 @@ class GpuRunner(Runner):
             raise
         except Exception as error:  # compilers and drivers have exceptions of their own
             reason = str(CandidateFailed.because(config, error))
-            if node.name not in self.failures:
+            if node.name not in self._failures:
                 warnings.warn(f"torch computes layer '{node.layer or node.name}': {reason}", stacklevel=2)
-            self.failures[node.name] = reason
+            self._failures[node.name] = reason
             return None
         return layer
 
