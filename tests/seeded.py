@@ -229,7 +229,7 @@ FAULTS = (
     Fault("runtime/private.py", "same = not wrote and alike(answer(model.eval(), call), inside, 0.0)", "same = True", "a model in training mode is compiled", SAME + "test_training_mode_that_matters_is_an_error"),
     Fault("runtime/private.py", "                    tensor.copy_(earlier)\n", "                    pass\n", "compiling changes buffers", SAME + "test_state_stays_torchs"),
     Fault("runtime/module.py", "if not torch.compiler.is_dynamo_compiling() and torch._C._is_tracing():", "if False:", "an answer becomes a constant of a trace", SAME + "test_tracing_raises"),
-    Fault("runtime/module.py", "or torch.is_autocast_enabled(\"cpu\"):", "or False:", "autocast is not seen", SAME + "test_autocast_is_torchs"),
+    Fault("runtime/module.py", "or torch.is_autocast_enabled(self.backend.device_type):", "or False:", "autocast is not seen", SAME + "test_autocast_is_torchs"),
     Fault("runtime/module.py", "(v.shape, v.dtype, v.device, v.layout)", "(v.shape, v.device, v.layout)", "calls of another element type are taken for known ones", RUNS + "test_calls_alike_in_sizes_only_are_told_apart"),
     Fault("runtime/module.py", "held[name] = value.detach().clone() if isinstance(value, torch.Tensor) else value", "held[name] = value", "a state is the module's own memory", SAME + "test_later_changes_of_the_original_change_nothing"),
     Fault("backends/cpu/lower/residency.py", "stays = ours(node.inputs[0]) and node.inputs[0] not in changed", "stays = ours(node.inputs[0])", "a round trip through fp16 does not round", SAME + "test_half_and_back_rounds"),

@@ -198,8 +198,9 @@ def _as_asked(
         return ours
     progress.begin("timing the whole model", 0.1)
     kept = judged(model, batched(ours, call) if alone else ours, call, asked)
-    if not asked.samples and not search.unfinished(asked.effort, kept.plan.choices):
-        # a record says nothing of what was calibrated
+    choices = kept.plan.choices
+    passing = search.unfinished(asked.effort, choices) or search.has_failures(choices)
+    if not asked.samples and not passing:  # a record says nothing of what was calibrated
         asked.store.put_model(key, kept.plan, kept.how, kept.notes)
     return kept
 

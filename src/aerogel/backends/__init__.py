@@ -10,7 +10,7 @@ A backend must say
 
 and may say, where it is so,
 
-    device                  torch's word for where the tensors of a call are
+    device                  where the tensors of a call are, as torch writes it: "cpu", "cuda:1"
     clock(run, repeats)     microseconds of one run, by a clock of its own
     half(dtype)             element types of a convolution in half precision
     host(...)               the model and calls as they are read, where that is elsewhere
@@ -31,6 +31,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -38,11 +39,28 @@ from torch.utils import _pytree as pytree
 
 from aerogel.capture.network import Network
 from aerogel.capture.nodes import Shapes
+from aerogel.errors import AerogelError
 from aerogel.ir import ALONE, Array, Choice, Config, Conv, Dtypes, Graph, Node, Place, Plan, Pool, Weight
 from aerogel.methods import Form
 
 Trial = Callable[[], object]
 """A call that can be timed."""
+
+
+FAILED = "does not run on this device"
+"""Part of every refusal of a configuration that failed to build or to run here."""
+
+
+class CandidateFailed(AerogelError):
+    """A configuration that a device failed to build or to run: its driver or compiler rejects it. The tuner
+    refuses that configuration with this message and goes on."""
+
+    @classmethod
+    def because(cls, config: Config, error: BaseException) -> CandidateFailed:
+        """Describe the failure by the first line of the error."""
+        lines = (line.strip() for line in str(error).splitlines())
+        cause = next((line for line in lines if line), type(error).__name__)
+        return cls(f"{config} {FAILED}: {cause[:200]}")
 
 
 @dataclass(frozen=True)
@@ -67,6 +85,8 @@ class Runner:
 
     limit: int = 1 << 30
     """Bytes of programs and workspaces kept between calls, beside what the last call used."""
+    failures: Mapping[str, str] = MappingProxyType({})
+    """Nodes whose kernel failed on this device, and why; torch computes them instead."""
 
     def __call__(self, inputs: list[Any]) -> list[Any]:
         raise NotImplementedError
@@ -90,6 +110,11 @@ class Backend:
     target: Any
     device: str = "cpu"
     image_by_image: bool = False
+
+    @property
+    def device_type(self) -> str:
+        """The kind of `device`, by which torch switches autocast: "cpu" or "cuda"."""
+        return self.device.partition(":")[0]
 
     def form(self, name: str) -> Form:
         raise NotImplementedError
@@ -172,12 +197,18 @@ def using(backend: Backend) -> Iterator[None]:
         _chosen.reset(token)
 
 
+def cuda_index(call: Any) -> int | None:
+    """Return the number of the GPU that holds a call's first CUDA tensor, or None if there is none."""
+    tensors = (v for v in pytree.tree_leaves(call) if isinstance(v, torch.Tensor) and v.is_cuda)
+    return next((t.device.index for t in tensors), None)
+
+
 def backend_of(call: Any = ()) -> Backend:
     """Where a call's tensors are: on a CUDA device, where `using` says, or on the CPU."""
-    if any(isinstance(v, torch.Tensor) and v.is_cuda for v in pytree.tree_leaves(call)):
+    if (number := cuda_index(call)) is not None:
         from aerogel.backends.gpu.backend import on_cuda
 
-        return on_cuda()
+        return on_cuda(number)
     if (chosen := _chosen.get()) is not None:
         return chosen
     from aerogel.backends.cpu.backend import Cpu

@@ -73,8 +73,8 @@ class Captured:
             raise
 
     def misfit(self, inputs: list[Any], where: str = "cpu") -> str | None:
-        """None where the graph answers a call with these inputs, else why not. `where` is the kind of device
-        of its tensors."""
+        """None where the graph answers a call with these inputs, else why not. `where` is the device of its
+        tensors as torch writes it: "cpu", "cuda:1"."""
         seen: dict[str, int] = {}
         known = zip(
             self.graph.inputs, inputs, self.sizes, self.dtypes, pytree.tree_leaves(self.example), strict=True
@@ -92,7 +92,7 @@ class Captured:
                     f"input '{name}' is a sparse tensor ({value.layout}); its to_dense() is what the "
                     "model was compiled for"
                 )
-            if value.dtype != dtype or value.device.type != where:
+            if value.dtype != dtype or str(value.device) != where:
                 there = "the CPU" if where == "cpu" else where
                 return (
                     f"input '{name}' is {value.dtype} on {value.device}; the model was compiled for "

@@ -208,7 +208,8 @@ def nearby(captured: Captured, call: Call) -> list[Call]:
     def resized(value: Any, sizes: tuple[int | str, ...], other: dict[str, int]) -> Any:
         for i, name in enumerate(sizes):
             if name in other:
-                value = value.index_select(i, torch.arange(other[str(name)]) % value.shape[i])
+                rows = torch.arange(other[str(name)], device=value.device) % value.shape[i]
+                value = value.index_select(i, rows)
         return value
 
     if any(isinstance(v, torch.Tensor) and v.numel() == 0 for v in tensors):

@@ -199,7 +199,7 @@ class Compiled(torch.nn.Module):
                 "answer would become a constant. "
                 "Trace or export the original."
             )
-        if self.how != GRAPH or self.network is None or torch.is_autocast_enabled("cpu"):
+        if self.how != GRAPH or self.network is None or torch.is_autocast_enabled(self.backend.device_type):
             return self._eager(args, kwargs)
         try:
             inputs = self._flat(args, kwargs)

@@ -299,7 +299,8 @@ def _layers(
                 backend, conv, held, asked.names, effort.for_layer(len(groups) - number), near, own, place
             )
             if found is None:
-                store.put_layer(weight, timed, asked_for)
+                if not search.has_failures([timed]):
+                    store.put_layer(weight, timed, asked_for)
                 held.keep([tried.config for tried in timed.fastest().values()])
         for other, alike in group:
             named = replace(timed, layer=other.layer or other.name, node=other.name, conv=alike)

@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from aerogel.backends import Backend
+from aerogel.backends import Backend, CandidateFailed
 from aerogel.capture.nodes import image_shape
 from aerogel.ir import F32, Array, Choice, Config, Conv, Node, Refusal, Weight
 from aerogel.ir.tensors import plain
@@ -54,9 +54,13 @@ def accurate(
 def _worst(
     backend: Backend, choice: Choice, config: Config, node: Node, weight: Weight, samples: Sequence[Values]
 ) -> str:
-    """Empty, or by how much the configuration loses more than dense bf16 on one of the samples."""
+    """Empty, or by how much the configuration loses more than dense bf16 on one of the samples, or why it
+    does not run on the device."""
     for values in samples:
-        lost, allowed = _losses(backend, choice.conv, config, node, weight, values)
+        try:
+            lost, allowed = _losses(backend, choice.conv, config, node, weight, values)
+        except CandidateFailed as failure:
+            return str(failure)
         if not lost <= allowed:
             return f"loses {lost:.1e} of its output, dense bf16 {allowed:.1e}"
     return ""

@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from types import MappingProxyType
 
 import numpy as np
 
-from aerogel.backends import Backend, Trial
+from aerogel.backends import FAILED, Backend, CandidateFailed, Trial
 from aerogel.capture.network import Network
 from aerogel.capture.nodes import Shapes, problem
-from aerogel.errors import InvalidArgument
+from aerogel.errors import AerogelError, InvalidArgument
 from aerogel.ir import (
     ALONE,
     INT8,
@@ -30,6 +30,7 @@ from aerogel.ir import (
     Idle,
     Node,
     Place,
+    Plan,
     Refusal,
     Stats,
     Timing,
@@ -130,17 +131,14 @@ def time_layer(
         earlier = [c for c in known if c.method == name]
         most = effort.configs if name != BASELINE else BASELINES
         most = max(1, most // 2) if earlier else most
-        spent, first = 0.0, len(configs)
-        began = time.monotonic()
-        for config in islice(dict.fromkeys(chain(earlier, form.configs(conv, backend.target, stats))), most):
-            passed = time.monotonic() - began + spent * effort.rounds
-            late = effort.seconds is not None and passed > effort.seconds / len(METHODS)
-            if late and name != BASELINE and len(configs) > first:
-                break
-            configs.append(config)
-            calls.append(backend.candidate(conv, config, weight, x, bias, place))
-            if effort.seconds is not None:
-                spent += max(ROUND_US, interleaved(calls[-1:], 1, clock=backend.clock)[0][0]) / 1e6
+        offers = islice(dict.fromkeys(chain(earlier, form.configs(conv, backend.target, stats))), most)
+        built = _built(
+            backend, offers, effort, lambda c: backend.candidate(conv, c, weight, x, bias, place), refused
+        )
+        configs += built
+        calls += built.values()
+    if all(c.method != BASELINE for c in configs):
+        raise AerogelError(f"torch itself fails on {conv}: {dict(refused)[BASELINE]}")
     times = interleaved(calls, min(FIRST, effort.rounds), clock=backend.clock)
     left = worth([c.method for c in configs], [min(t) for t in times])
     rest = interleaved([calls[i] for i in left], effort.rounds - len(times[0]), 1, backend.clock)
@@ -155,7 +153,11 @@ def time_layer(
     limit: float | None = None
     if method(configs[best].method).SKIPS_INPUT:
         other = next(t.config for t in tried if not method(t.config.method).SKIPS_INPUT)
-        limit = break_even(backend, conv, configs[best], other, weight, x, bias, effort.rounds, place)
+        try:
+            limit = break_even(backend, conv, configs[best], other, weight, x, bias, effort.rounds, place)
+        except CandidateFailed as failure:  # nothing can say when to fall back: dense is always right
+            refused.append(Refusal(configs[best].method, str(failure)))
+            best = dense
     return Choice(
         layer="",
         node="",
@@ -167,6 +169,54 @@ def time_layer(
         idle=stats.idle,
         limit=limit,
     )
+
+
+def _built(
+    backend: Backend,
+    offers: Iterable[Config],
+    effort: Effort,
+    make: Callable[[Config], Trial],
+    refused: list[Refusal],
+) -> dict[Config, Trial]:
+    """Build the candidates that one method offers, as far as its share of the time goes. Those that the
+    device fails to build or to run are added to `refused`."""
+    calls, spent, began = dict[Config, Trial](), 0.0, time.monotonic()
+    for number, config in enumerate(offers):
+        passed = time.monotonic() - began + spent * effort.rounds
+        late = effort.seconds is not None and passed > effort.seconds / len(METHODS)
+        if late and config.method != BASELINE and number > 0:
+            break
+        try:
+            calls[config] = make(config)
+        except CandidateFailed as failure:
+            refused.append(Refusal(config.method, str(failure)))
+            continue
+        if effort.seconds is not None:
+            spent += max(ROUND_US, interleaved([calls[config]], 1, clock=backend.clock)[0][0]) / 1e6
+    return calls
+
+
+def has_failures(choices: Iterable[Choice]) -> bool:
+    """Whether the device failed to build or run a candidate. A new driver or compiler may mend that, so such
+    choices are not kept in the store."""
+    return any(FAILED in why for choice in choices for _, why in choice.refused)
+
+
+def without_kernels(backend: Backend, network: Network, plan: Plan, failures: Mapping[str, str]) -> Plan:
+    """Give the layers of these nodes to torch, with the reason why their kernel failed."""
+    nodes = {node.name: node for node in network.convs()}
+
+    def mended(choice: Choice) -> Choice:
+        if choice.node not in failures:
+            return choice
+        stats = network.stats(nodes[choice.node])
+        dense = next(backend.form(BASELINE).configs(choice.conv, backend.target, stats))
+        refusal = Refusal(choice.config.method, failures[choice.node])
+        refused = tuple(dict.fromkeys((*choice.refused, refusal)))
+        tried = tuple(t for t in choice.tried if t.config.method != choice.config.method)
+        return replace(choice, config=dense, tried=tried, refused=refused, pooled=False, limit=None)
+
+    return replace(plan, choices=tuple(map(mended, plan.choices)))
 
 
 def medians(

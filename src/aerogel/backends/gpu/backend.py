@@ -4,13 +4,14 @@ own layout."""
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
-from aerogel.backends import Backend, Trial
+from aerogel.backends import Backend, CandidateFailed, Trial
 from aerogel.backends.gpu import trial
 from aerogel.backends.gpu.device import FORMAT, Device
 from aerogel.backends.gpu.runner import GpuRunner
@@ -28,7 +29,7 @@ class OnGpu(Backend):
         self._device = device
         self._layout = FORMAT["contiguous"]
         self.target = device.target
-        self.device = device.here(torch.empty(0)).device.type
+        self.device = str(device.here(torch.empty(0)).device)
 
     def form(self, name: str) -> GpuForm:
         return gpu_form(name)
@@ -51,7 +52,10 @@ class OnGpu(Backend):
     def candidate(
         self, conv: Conv, config: Config, weight: Weight, x: Array, bias: Array, place: Place = ALONE
     ) -> Trial:
-        return trial.candidate(self._device, conv, config, weight, x, bias, self._layout)
+        with _refusing(config):
+            call = trial.candidate(self._device, conv, config, weight, x, bias, self._layout)
+            self._device.clock(call, 1)  # drivers load and Triton compiles at the first run
+        return call
 
     def output(
         self,
@@ -62,23 +66,43 @@ class OnGpu(Backend):
         bias: torch.Tensor | None,
         residual: torch.Tensor | None,
     ) -> Array:
-        return trial.output(self._device, conv, config, weight, x, bias, residual)
+        with _refusing(config):
+            return trial.output(self._device, conv, config, weight, x, bias, residual)
 
     def runner(self, network: Network, plan: Plan) -> GpuRunner:
         return GpuRunner(network, self._device, plan)
 
     def active(self, conv: Conv, config: Config, weight: Weight, x: Array) -> float:
-        return trial.active(self._device, conv, config, weight, x)
+        with _refusing(config):
+            return trial.active(self._device, conv, config, weight, x)
 
     def with_pool(
         self, conv: Conv, config: Config, weight: Weight, x: Array, node: Node, pool: Pool
     ) -> tuple[Trial, Trial] | None:
         if not gpu_form(config.method).takes_pool(conv, config, pool):
             return None
-        return trial.with_pool(self._device, conv, config, weight, x, node, pool)
+        try:
+            with _refusing(config):
+                calls = trial.with_pool(self._device, conv, config, weight, x, node, pool)
+                for call in calls:
+                    self._device.clock(call, 1)
+        except CandidateFailed:  # the layer alone runs: its pooling stays apart
+            return None
+        return calls
 
 
-def on_cuda() -> OnGpu:
+@contextmanager
+def _refusing(config: Config) -> Iterator[None]:
+    """Turn any failure within it into the refusal of this configuration: compilers and drivers have their
+    own exceptions, and one kernel that they reject must not end compile()."""
+    try:
+        yield
+    except Exception as error:
+        raise CandidateFailed.because(config, error) from error
+
+
+def on_cuda(number: int) -> OnGpu:
+    """Return the backend of one GPU."""
     from aerogel.backends.gpu.cuda import Cuda
 
-    return OnGpu(Cuda())
+    return OnGpu(Cuda(number))

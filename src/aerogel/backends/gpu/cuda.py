@@ -1,14 +1,16 @@
 """Launches on torch's CUDA tensors, in torch's current stream. Needs cuda-core and NVRTC (`pip install
 aerogel[cuda]`).
 
-Never run on a physical GPU yet: compiled for real architectures and executed as OpenCL in the tests; what is
-in this file alone (loading, packing of arguments, streams, events, graphs) is checked only as far as that
-goes without a device.
+Executed on a driver shim, never on a GPU: kernels are compiled for real architectures and executed as OpenCL
+in the tests; what is in this file and in graphs.py alone (loading, packing of arguments, streams, events,
+graphs) ran by hand under torch's CUDA build and cuda.core on a driver that keeps device memory on the host.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ import torch
 
 from aerogel.backends.gpu import jit, twofour
 from aerogel.backends.gpu.device import FORMAT, Queue
+from aerogel.backends.gpu.graphs import GraphCalls
 from aerogel.codegen.gpu.launch import AnyLaunch, Launch, TorchLaunch, TritonLaunch
 from aerogel.codegen.gpu.nvrtc import cubin
 from aerogel.ir import Gpu
@@ -23,21 +26,36 @@ from aerogel.optional import import_optional
 
 
 class Cuda:
-    """The CUDA device that is torch's current one."""
+    """One CUDA device: the one with this number, or torch's current one."""
 
-    def __init__(self) -> None:
+    def __init__(self, number: int | None = None) -> None:
         import_optional("cuda.core", "cuda", "The CUDA backend")
         import cuda.core
 
         self.core = cuda.core
-        self.number = torch.cuda.current_device()
-        cuda.core.Device(self.number).set_current()
+        self.number = torch.cuda.current_device() if number is None else number
+        self._thread = threading.local()
+        self._streams = dict[int, Any]()
         found = torch.cuda.get_device_properties(self.number)
         shared = int(found.shared_memory_per_block_optin)  # type: ignore[attr-defined]
-        tf32 = found.major >= 8 and torch.backends.cudnn.allow_tf32
+        tf32 = found.major >= 8 and allows_tf32()
         self.target = Gpu("cuda", f"sm_{found.major}{found.minor}", found.multi_processor_count, shared, tf32)
 
+    @contextmanager
+    def current(self) -> Iterator[None]:
+        """Make this the current device: kernels, events and graphs go to the current one, whatever their
+        tensors. The user's is current again afterwards."""
+        with torch.cuda.device(self.number):
+            if not hasattr(self._thread, "bound"):  # a thread that never used CUDA has no context
+                self.core.Device(self.number).set_current()
+                self._thread.bound = True
+            yield
+
     def prepared(self, launches: Sequence[AnyLaunch]) -> Queue:
+        with self.current():
+            return self._prepared(launches)
+
+    def _prepared(self, launches: Sequence[AnyLaunch]) -> Queue:
         steps = list[Queue]()
         scratch = self._empty(max((launch.scratch_bytes for launch in launches), default=0))
         for launch in launches:
@@ -50,8 +68,9 @@ class Cuda:
                     steps.append(self._loaded(launch))
 
         def queue(buffers: Mapping[str, torch.Tensor]) -> None:
-            for step in steps:
-                step({**buffers, "scratch": scratch})
+            with self.current():
+                for step in steps:
+                    step({**buffers, "scratch": scratch})
 
         return queue
 
@@ -63,10 +82,16 @@ class Cuda:
         arguments = [self._uploaded(a) for a in launch.arguments]
 
         def queue(buffers: Mapping[str, torch.Tensor]) -> None:
-            stream = _Stream(torch.cuda.current_stream(self.number))
+            stream = self._stream(torch.cuda.current_stream(self.number).cuda_stream)
             self.core.launch(stream, config, kernel, *(pointer_or_number(a, buffers) for a in arguments))
 
         return queue
+
+    def _stream(self, handle: int) -> Any:
+        """Return torch's stream as cuda.core's, made once: torch keeps its streams for the whole process."""
+        if handle not in self._streams:
+            self._streams[handle] = self.core.Stream.from_handle(handle)
+        return self._streams[handle]
 
     def _uploaded(self, argument: Any) -> Any:
         if not isinstance(argument, np.ndarray):
@@ -91,45 +116,35 @@ class Cuda:
         return y, lambda: y
 
     def clock(self, run: Callable[[], object], repeats: int) -> float:
-        began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        began.record()
-        for _ in range(repeats):
-            run()
-        ended.record()
-        ended.synchronize()
-        return float(began.elapsed_time(ended)) * 1000 / repeats
+        with self.current():
+            began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+            began.record()
+            for _ in range(repeats):
+                run()
+            ended.record()
+            ended.synchronize()
+            return float(began.elapsed_time(ended)) * 1000 / repeats
 
     def captured(self, run: Callable[[list[Any]], list[Any]]) -> Callable[[list[Any]], list[Any]]:
-        """One CUDA graph for each set of input shapes; other values than tensors are part of the shape. What
-        cannot be captured, such as sizes that depend on data, runs launch by launch."""
-        graphs: dict[Any, tuple[Any, list[Any], list[Any]] | None] = {}
+        """The same function, replayed as one CUDA graph for each set of input shapes."""
+        calls = GraphCalls(run, self.number)
 
-        def again(inputs: list[Any]) -> list[Any]:
-            key = tuple((tuple(v.shape), v.stride()) if isinstance(v, torch.Tensor) else v for v in inputs)
-            if key not in graphs:
-                held = [v.clone() if isinstance(v, torch.Tensor) else v for v in inputs]
-                with torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call]
-                    run(held)  # uploads and allocations happen here, not in the graph
-                torch.cuda.synchronize()
-                graph = torch.cuda.CUDAGraph()
-                try:
-                    with torch.cuda.graph(graph):
-                        graphs[key] = graph, held, run(held)
-                except RuntimeError:
-                    graphs[key] = None
-            if (known := graphs[key]) is None:
-                return run(inputs)
-            graph, held, found = known
-            for into, value in zip(held, inputs, strict=True):
-                if isinstance(value, torch.Tensor):
-                    into.copy_(value)
-            graph.replay()
-            return [v.clone() if isinstance(v, torch.Tensor) else v for v in found]
+        def call(inputs: list[Any]) -> list[Any]:
+            with self.current():
+                return calls(inputs)
 
-        return again
+        return call
 
     def here(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(f"cuda:{self.number}")
+
+
+def allows_tf32() -> bool:
+    """Whether torch may round f32 to tf32 in convolutions, as set by either of its two interfaces."""
+    try:
+        return bool(torch.backends.cudnn.allow_tf32)
+    except RuntimeError:  # the older interface cannot be read once the newer one (torch 2.9) was used
+        return bool(torch.backends.cudnn.conv.fp32_precision == "tf32")  # type: ignore[attr-defined]
 
 
 def pointer_or_number(argument: Any, buffers: Mapping[str, torch.Tensor]) -> Any:
@@ -137,13 +152,3 @@ def pointer_or_number(argument: Any, buffers: Mapping[str, torch.Tensor]) -> Any
     if isinstance(argument, str):
         argument = buffers.get(argument, buffers["y"])
     return argument.data_ptr() if isinstance(argument, torch.Tensor) else argument
-
-
-class _Stream:
-    """torch's stream as cuda-core takes it."""
-
-    def __init__(self, stream: Any) -> None:
-        self.handle = int(stream.cuda_stream)
-
-    def __cuda_stream__(self) -> tuple[int, int]:
-        return 0, self.handle

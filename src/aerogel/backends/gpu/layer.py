@@ -15,7 +15,8 @@ from aerogel.methods import gpu_form
 
 
 class Layer:
-    """With `pool`, which the configuration takes, it gives the pooled map."""
+    """With `pool`, which the configuration takes, it gives the pooled map. Inputs of another element type are
+    converted: the kernel would read their bytes as its own type."""
 
     def __init__(
         self, device: Device, conv: Conv, config: Config, weight: Weight, pool: Pool | None = None
@@ -36,7 +37,9 @@ class Layer:
         self, x: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor | None
     ) -> torch.Tensor:
         y, found = self.device.fresh(self.shape, self.layout, TORCH[self.conv.dtypes.output])
-        given = {"x": x, "bias": None if bias is None else bias.float(), "residual": residual}
+        dtype = TORCH[self.conv.dtypes.input]
+        given = {"x": x.to(dtype), "bias": None if bias is None else bias.float()}
+        given["residual"] = None if residual is None else residual.to(TORCH[self.conv.dtypes.output])
         resident = {name: self.device.resident(t, self.layout) for name, t in given.items() if t is not None}
         self.queue({"y": y, **self.held, **resident})
         return found()

@@ -7,7 +7,8 @@ import hashlib
 import io
 import re
 from dataclasses import dataclass
-from importlib.metadata import version
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 
 from aerogel.codegen.gpu.launch import Code
 from aerogel.disk import compiled
@@ -27,8 +28,21 @@ class Facts:
 
 def cubin(code: Code, arch: str) -> bytes:
     """Machine code for `arch` ("sm_80"), from the cache or the compiler."""
-    key = hashlib.sha256(f"{version('nvidia-cuda-nvrtc')} {arch} {code.text()}".encode()).hexdigest()
+    key = hashlib.sha256(f"{compiler_version()} {arch} {code.text()}".encode()).hexdigest()
     return compiled(f"{arch}-{key}.cubin", lambda: compile_for(code, arch)[0])
+
+
+@cache
+def compiler_version() -> str:
+    """Return which NVRTC compiles here. The loaded library says so itself: CUDA 12's and 13's may both be
+    installed. Where it came as a package, the package's version also tells its patches apart."""
+    from cuda.bindings import nvrtc
+
+    _, major, minor = nvrtc.nvrtcVersion()
+    try:
+        return f"{major}.{minor} {version('nvidia-cuda-nvrtc' + ('-cu12' if major == 12 else ''))}"
+    except PackageNotFoundError:  # a toolkit of the system
+        return f"{major}.{minor}"
 
 
 def compile_for(code: Code, arch: str) -> tuple[bytes, Facts]:
