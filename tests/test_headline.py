@@ -158,7 +158,7 @@ def test_explain_says_what_was_not_timed(monkeypatch: pytest.MonkeyPatch) -> Non
         "torch,onnxruntime; OpenVINO is not installed"
     ) in aerogel.explain(fast).notes
     known = Compiled(_network(), None, plan(onnxruntime=Beside(1.0, 2.0)), GRAPH)
-    assert "timed beside torch and onnxruntime; OpenVINO is not installed" in aerogel.explain(known).notes
+    assert "timed beside torch, onnxruntime; OpenVINO is not installed" in aerogel.explain(known).notes
 
 
 class Slower(Reference):

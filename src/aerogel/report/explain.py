@@ -133,7 +133,7 @@ def _compared(fast: Compiled) -> list[str]:
     others = {title: is_installed(name) for name, title in TITLES.items() if title not in timed}
     present = [title for title, installed in others.items() if installed]
     absent = [title for title, installed in others.items() if not installed]
-    note = f"timed beside {' and '.join(['torch', *timed])}"
+    note = f"timed beside {', '.join(['torch', *timed])}"
     if present:
         names = ",".join(title.lower() for title in present)
         note += (
