@@ -41,6 +41,7 @@ import aerogel
 from aerogel.backends import using
 from aerogel.backends.cpu.backend import Cpu
 from aerogel.ir import host
+from aerogel.runtime.headline import count_sparse_flops
 from aerogel.tune.measure import interleaved
 from aerogel.zoo.models import MODELS, Call, example, make, prune
 from benchmarks.harness.opponents import OPPONENTS, calibration, outputs, prepare
@@ -209,12 +210,7 @@ def network_error(
 
 def sparse_share(fast: aerogel.Compiled) -> float:
     """Share of the dense convolution FLOPs whose layers run on sparse kernels."""
-    total = sum(c.conv.dense_flops for c in fast.plan.choices) if fast.how.by != "torch" else 0
-    return (
-        sum(c.conv.dense_flops for c in fast.plan.choices if c.config.method != "dense") / total
-        if total
-        else 0.0
-    )
+    return 0.0 if fast.how.by == "torch" else count_sparse_flops(fast.plan.choices)
 
 
 def bootstrap(ratios: np.ndarray[Any, np.dtype[Any]]) -> tuple[float, float]:

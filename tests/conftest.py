@@ -232,6 +232,14 @@ def _nothing_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(store, "cache_folder", lambda: tmp_path / "unknown")
 
 
+@pytest.fixture(autouse=True)
+def _unjudged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No run counts as disturbed, however busy the machine is that runs the tests."""
+    from aerogel.backends import meter
+
+    monkeypatch.setattr(meter, "measure_clock_step_ns", lambda: meter.LONGEST_STEP_NS * 1000)
+
+
 @pytest.fixture(scope="module")
 def small() -> Any:
     """(model, compiled by rule, example): a small pruned residual network."""

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from aerogel.cli.main import app
 from aerogel.methods import METHODS
+from aerogel.runtime import peers
 
 run = CliRunner().invoke
 
@@ -96,6 +97,8 @@ def test_compile_explain_and_bench_a_module(built: str, tmp_path: Path) -> None:
             "off",
             "--batch",
             "1,2",
+            "--against",
+            "torch",
             "--json",
             *shape,
         ],
@@ -104,13 +107,24 @@ def test_compile_explain_and_bench_a_module(built: str, tmp_path: Path) -> None:
     results = json.loads(timed.stdout)
     assert set(results) == {"1", "2"}
     assert set(results["1"]["ms"]) == {"aerogel", "torch contiguous", "torch channels_last"}
-    missed = run(app, ["bench", built, "--rounds", "3", "--tune", "off", "--require", "1000", *shape])
+    short = ["bench", built, "--rounds", "3", "--tune", "off", "--against", "torch", *shape]
+    missed = run(app, [*short, "--require", "1000"])
     assert missed.exit_code == 3
     assert "required" in missed.stderr
-    absent = run(
-        app, ["bench", built, "--rounds", "3", "--tune", "off", "--against", "torch,onnxruntime", *shape]
-    )
-    assert "absent: onnxruntime" in absent.stdout
+
+
+def test_bench_compares_a_module_with_every_runtime_that_is_installed(
+    built: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    how = ["bench", built, "--rounds", "2", "--tune", "off", "--quiet", "--shape", "x=1x3x24x24"]
+    monkeypatch.setattr(peers, "is_installed", lambda name: name == "onnxruntime")
+    said = run(app, how)
+    assert said.exit_code == 0, said.output
+    assert re.search(r"^ *onnxruntime +[\d.]+ +[\d.]+ +[\d.]+x", said.stdout, re.MULTILINE)
+    assert "not compared: openvino (not installed: pip install openvino)" in said.stdout
+    monkeypatch.setattr("aerogel.cli.bench.find_spec", lambda _: None)
+    said = run(app, how)
+    assert "not compared: onnxruntime (AerogelError: it reads ONNX files, and torch needs onnx" in said.stdout
 
 
 def test_report_writes_a_page(built: str, tmp_path: Path) -> None:
@@ -148,6 +162,8 @@ def test_bench_of_the_zoo_draws_its_bars(built: str, tmp_path: Path) -> None:
         "off",
         "--rounds",
         "2",
+        "--against",
+        "torch",
     ]
     done = run(app, [*how, "--plot", "bars.svg", "--quiet"])
     assert done.exit_code == 0, done.output

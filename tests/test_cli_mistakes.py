@@ -24,7 +24,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "aerogel"
 SHAPE = ["--shape", "x=1x3x12x12"]
 VERBS = {
     "compile": ["-o", "out.aero", "--tune", "off", "--quiet"],
-    "bench": ["--rounds", "1", "--tune", "off", "--quiet"],
+    "bench": ["--rounds", "1", "--tune", "off", "--quiet", "--against", "torch"],
     "explain": ["--tune", "off", "--quiet"],
     "advise": ["--sparsities", "0.9", "--patterns", "unstructured"],
     "prune": ["-o", "out.safetensors"],
@@ -247,7 +247,8 @@ def test_a_ready_module_is_a_model(folder: Path) -> None:
     assert done.exit_code == 0, done.output
 
 
-def test_require_with_nothing_to_compare_is_usage(built: str) -> None:
+def test_require_with_nothing_to_compare_is_usage(built: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aerogel.runtime.peers.is_installed", lambda _: False)
     command = ["bench", built, *VERBS["bench"], *SHAPE, "--against", "onnxruntime", "--require", "1.1"]
     assert "none of --against ran" in refused(command, 2)
 

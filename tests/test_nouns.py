@@ -299,5 +299,35 @@ def test_plan_round_trips() -> None:
     assert Plan.from_json(plan.to_json()) == plan
     with pytest.raises(InvalidFile):
         Plan.from_json(plan.to_json().replace("vectors=7", "vectors=x"))
+    busy = timing.ranged([10.0, 11.0, 12.0], [20.0, 33.0, 24.0], disturbed=True)
+    told = replace(
+        plan,
+        choices=(replace(choice, work=0.1),),
+        model=busy,
+        onnxruntime=Beside(30.0, 10.0, True),
+        openvino=Beside(20.0, 10.0),
+    )
+    assert Plan.from_json(told.to_json()) == told
+    for damage in ([1.0], [1.0, "x"], [1.0, -2.0], 3.0):
+        raw = json.loads(told.to_json())
+        raw["model"]["ratio_range"] = damage
+        with pytest.raises(InvalidFile):
+            Plan.from_json(json.dumps(raw))
+
+
+def test_plans_of_earlier_versions_are_read() -> None:
+    """They do not say how ratios scatter, nor what a kernel multiplies."""
+    timing = Timing.of([10.0, 11.0], [20.0, 22.0])
+    choice = Choice(
+        "a", "a", Conv(4, 4), Config.make("direct"), tried=(Tried(Config.make("direct"), timing),)
+    )
+    plan = Plan(host(), (choice,), timing, onnxruntime=Beside(30.0, 10.0))
+    raw = json.loads(plan.to_json())
+    del raw["openvino"], raw["choices"][0]["work"], raw["onnxruntime"]["disturbed"]
+    assert set(raw["model"]) == {"min_us", "p25_us", "p50_us", "rounds", "ratio_p25", "ratio_p50"}
+    assert Plan.from_json(json.dumps(raw)) == plan
+
+
+def test_a_timing_has_a_round() -> None:
     with pytest.raises(InvalidArgument, match="at least one round"):
         Timing.of([], [])

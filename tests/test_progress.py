@@ -40,9 +40,40 @@ def test_time_left_goes_by_the_pace_so_far(clock: Clock) -> None:
     line.begin("timing layers", 0.5)
     clock.now += 31
     line.step("layer", 3, 5, "layer2.0.conv1")
-    # a tenth and two fifths of a half are done: 0.3 in 31 s
-    assert line.left() == pytest.approx(31 * 0.7 / 0.3)
-    assert line.line() == "aerogel: layer 3 of 5, 0:31, about 1:12 left (layer2.0.conv1)"
+    # two fifths of a half took 31 s, and 0.7 of the whole are left
+    assert line.left() == pytest.approx(31 * 0.7 / 0.2)
+    assert line.line() == "aerogel: layer 3 of 5, 0:31, about 1:48 left (layer2.0.conv1)"
+    clock.now += 10
+    assert line.left() == pytest.approx(31 * 0.7 / 0.2 - 10), "between two steps it counts down"
+
+
+def test_a_slow_start_is_no_pace(clock: Clock) -> None:
+    """Reading a model took 13 s of a call of 89: by its share of the whole that was 4:07 left."""
+    line = Progress()
+    line.begin("reading the model", 0.05)
+    clock.now += 13
+    line.begin("timing layers", 0.5)
+    line.step("layer", 1, 54)
+    assert line.left() is None, "nothing is said until it can be"
+    clock.now += 1
+    line.step("layer", 2, 54)
+    assert line.left() is None
+    clock.now += 11
+    line.step("layer", 14, 54)
+    left = line.left()
+    assert left is not None
+    assert 60 < left < 90
+
+
+def test_no_more_than_the_budget_is_claimed(clock: Clock) -> None:
+    line = Progress()
+    line.limit(30)
+    line.begin("timing layers", 0.5)
+    clock.now += 20
+    line.step("layer", 5, 10)
+    assert line.left() == pytest.approx(10), "at this pace it would be 80"
+    clock.now += 11
+    assert line.left() is None, "the budget is over and the call is not: nobody knows"
 
 
 def test_a_phase_without_a_share_is_no_pace(clock: Clock) -> None:

@@ -27,7 +27,6 @@ from aerogel.arguments import (
     warn_of_few,
 )
 from aerogel.backends import backend_of
-from aerogel.capture import foreign
 from aerogel.capture.network import Network
 from aerogel.capture.separate import separate
 from aerogel.errors import (
@@ -41,6 +40,7 @@ from aerogel.errors import (
 from aerogel.ir import GRAPH, PARTS, Beside, Choice, Plan, multiplies_bytes
 from aerogel.methods import BASELINE
 from aerogel.progress import Progress, shown
+from aerogel.runtime import peers
 from aerogel.runtime.eager import (
     Call,
     agree,
@@ -61,7 +61,7 @@ from aerogel.runtime.weights import as_weights
 from aerogel.tune import quantize, search
 from aerogel.tune.agreed import Known
 from aerogel.tune.choose import Asked, as_planned, tuned
-from aerogel.tune.measure import interleaved
+from aerogel.tune.comparison import compare
 from aerogel.tune.store import Store, model_key, not_offered
 from aerogel.tune.whole import ROUNDS, batched, differs, faster, judged, looked
 
@@ -197,10 +197,12 @@ def _as_asked(
     if asked.effort is None or ours.how != GRAPH:
         return ours
     progress.begin("timing the whole model", 0.1)
-    kept = judged(model, batched(ours, call) if alone else ours, call, asked)
+    kept = judged(model, batched(ours, call) if alone else ours, call, asked, progress)
     choices = kept.plan.choices
     passing = search.unfinished(asked.effort, choices) or search.has_failures(choices)
-    if not asked.samples and not passing:  # a record says nothing of what was calibrated
+    passing = passing or (kept.plan.model is not None and kept.plan.model.disturbed)
+    if not asked.samples and not passing:
+        # a record says nothing of what was calibrated, and one of a busy machine would stay for good
         asked.store.put_model(key, kept.plan, kept.how, kept.notes)
     return kept
 
@@ -240,8 +242,8 @@ def together(points: Sequence[Compiled]) -> Compiled:
 def _from_onnx(
     path: str | Path, call: Call, shapes: Sizes, plan: Plan | None, asked: Asked, progress: Progress
 ) -> Compiled:
-    """An ONNX file, compiled as a module that is only its graph. Where onnxruntime is installed its time is
-    said first."""
+    """An ONNX file, compiled as a module that is only its graph. Where onnxruntime or OpenVINO is installed
+    its time is said first."""
     from aerogel.capture.onnx.read import read as read_file
 
     if call[1]:
@@ -266,12 +268,20 @@ def _from_onnx(
     except (RuntimeError, ValueError, IndexError) as why:
         # torch's words on a graph that fits its shapes, but not its numbers
         raise InvalidFile(f"'{path}' does not run: {first_line(why)}") from why
-    session = None if asked.effort is None or plan else foreign.whole(path, fast.input_names, call[0])
-    if session is None:
+    return fast if asked.effort is None or plan else _beside_peers(path, fast, call, asked, progress)
+
+
+def _beside_peers(path: str | Path, fast: Compiled, call: Call, asked: Asked, progress: Progress) -> Compiled:
+    """The compiled file with the times of other runtimes that are installed and run it."""
+    sessions = peers.open_installed(path, fast.input_names, call[0])
+    if not sessions:
         return fast
-    progress.begin("timing onnxruntime")
-    theirs, ours = (sorted(t)[len(t) // 2] for t in interleaved([session, runner(fast, call)], ROUNDS))
-    fast.plan = replace(fast.plan, onnxruntime=Beside(theirs, ours))
+    progress.begin(f"timing {' and '.join(map(peers.TITLES.__getitem__, sessions))}", 0.05)
+    calls = [*sessions.values(), runner(fast, call)]
+    result = compare(calls, ROUNDS, asked.backend.meter_on_host, progress)
+    *theirs, ours = (sorted(t)[len(t) // 2] for t in result.times)
+    timed = {name: Beside(us, ours, result.busy) for name, us in zip(sessions, theirs, strict=True)}
+    fast.plan = replace(fast.plan, onnxruntime=timed.get("onnxruntime"), openvino=timed.get("openvino"))
     return fast
 
 
@@ -352,4 +362,4 @@ def _parts(model: Any, call: Call, why: str, asked: Asked, progress: Progress) -
         ours.notes, same = (*ours.notes, str(error)), False
     if not same:
         return differs(model, ours, "on the example")
-    return ours if asked.effort is None else judged(model, ours, call, asked)
+    return ours if asked.effort is None else judged(model, ours, call, asked, progress)

@@ -2,7 +2,9 @@
 
     aerogel: layer 12 of 54, 0:31, about 0:40 left (layer2.0.conv1)
 
-The time left goes by the call's own pace: each phase takes about a known share of the whole.
+The time left is weighted by what was measured: each phase takes about a known share of the whole, and the
+pace is that of phases long enough to show one. Reading a model does not: it is short here and long there.
+Nothing is said before there is a pace, nor more than is left of the budget.
 """
 
 from __future__ import annotations
@@ -16,8 +18,10 @@ from typing import Any
 from aerogel.errors import printable
 
 log = logging.getLogger("aerogel")
-_EARLY = 0.04
-"""Share of the whole before which a pace says nothing."""
+MIN_MEASURED_SHARE = 0.08
+"""Share of the whole that must have been measured before its pace says anything."""
+MIN_PHASE_SHARE = 0.2
+"""A phase without steps counts for the pace from this share of the whole on."""
 _EVERY_S = {"notebook": 0.5, "lines": 5.0}
 """Seconds between two updates, at least."""
 
@@ -27,8 +31,10 @@ class Progress(AbstractContextManager["Progress"]):
 
     def __init__(self) -> None:
         self._began = self._phase = time.monotonic()
-        self._aside = 0.0
-        self._done = self._share = self._within = 0.0
+        self._done = self._share = self._planned_share = self._within = 0.0
+        self._measured_s = self._measured_share = 0.0
+        self._stepped_at: float | None = None
+        self._ends: float | None = None
         self._what = "starting"
         self._detail = ""
         self._parts = 1
@@ -37,21 +43,32 @@ class Progress(AbstractContextManager["Progress"]):
         """The phases that follow come this many times."""
         self._parts = parts
 
+    def limit(self, seconds: float) -> None:
+        """End by a budget: never claim that more than its rest is left."""
+        self._ends = time.monotonic() + seconds
+
     def begin(self, what: str, share: float = 0.0) -> None:
         """A phase that takes about this share of the whole."""
         now = time.monotonic()
-        self._aside += 0.0 if self._share else now - self._phase
+        if self._counts():
+            self._measured_s += now - self._phase
+            self._measured_share += self._share
         self._phase = now
         self._done += self._share
-        self._share, self._within = share / self._parts, 0.0
+        self._planned_share, self._share, self._within = share, share / self._parts, 0.0
+        self._stepped_at = None
         self._what, self._detail = what, ""
         self._show(True)
 
     def step(self, what: str, number: int, total: int, detail: str = "") -> None:
         """Begin a step of the phase: the `number`-th of `total`, from 1."""
-        self._within = (number - 1) / total
+        self._within, self._stepped_at = (number - 1) / total, time.monotonic()
         self._what, self._detail = f"{what} {number} of {total}", detail
         self._show(False)
+
+    def _counts(self) -> bool:
+        """Whether the phase says something of the pace: it counts steps, or is a large part of the whole."""
+        return self._share > 0 and (self._stepped_at is not None or self._planned_share >= MIN_PHASE_SHARE)
 
     def line(self) -> str:
         """What is shown."""
@@ -61,13 +78,20 @@ class Progress(AbstractContextManager["Progress"]):
         return printable(f"aerogel: {self._what}, {_minutes(spent)}{about}{detail}")
 
     def left(self) -> float | None:
-        """Seconds, at the pace so far; None while that says nothing. Phases that are no share of the whole
-        (the start of Ray) do not count."""
-        done = self._done + self._share * self._within
-        if not _EARLY < done < 1:
+        """Seconds, at the pace that was measured; None while there is none, or where it was wrong. Between
+        two steps it counts down."""
+        now, seconds, share = time.monotonic(), self._measured_s, self._measured_share
+        latest = self._phase if self._stepped_at is None else self._stepped_at
+        if self._counts():
+            seconds += latest - self._phase
+            share += self._share * self._within
+        rest = 1 - self._done - self._share * self._within
+        if share < MIN_MEASURED_SHARE or rest <= 0:
             return None
-        aside = self._aside + (0.0 if self._share else time.monotonic() - self._phase)
-        return (time.monotonic() - self._began - aside) * (1 - done) / done
+        left = seconds / share * rest - (now - latest)
+        if self._ends is not None:
+            left = min(left, self._ends - now)
+        return left if left > 0 else None
 
     def _show(self, phase: bool) -> None:
         """Show the line; `phase` where a phase begins."""

@@ -12,6 +12,7 @@ and may say, where it is so,
 
     device                  where the tensors of a call are, as torch writes it: "cpu", "cuda:1"
     clock(run, repeats)     microseconds of one run, by a clock of its own
+    meter(run, repeats)     the same with CPU time beside it, which tells a run that other work held up
     half(dtype)             element types of a convolution in half precision
     host(...)               the model and calls as they are read, where that is elsewhere
     suits(target)           whether a plan made for that target can be replayed here
@@ -37,6 +38,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from aerogel.backends.meter import Sample
 from aerogel.capture.network import Network
 from aerogel.capture.nodes import Shapes
 from aerogel.errors import AerogelError
@@ -144,6 +146,14 @@ class Backend:
 
     def clock(self, run: Trial, repeats: int) -> float:
         return host_clock(run, repeats)
+
+    def meter(self, run: Trial, repeats: int) -> Sample:
+        """Measure one of several repeats; without CPU time a run is not judged."""
+        return Sample(self.clock(run, repeats))
+
+    def meter_on_host(self, run: Trial, repeats: int) -> Sample:
+        """Measure a call that may be another runtime's, by the host's clock."""
+        return Sample(host_clock(run, repeats))
 
     def half(self, dtype: str) -> Dtypes:
         return Dtypes.of(dtype)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Sequence
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,23 +24,7 @@ def available() -> bool:
     return find_spec("onnxruntime") is not None
 
 
-def whole(path: str | Path, names: Sequence[str], inputs: Sequence[torch.Tensor]) -> Callable[[], Any] | None:
-    """A whole file in onnxruntime as a function of nothing, or None where it is not installed or does not
-    take it."""
-    if not available():
-        return None
-    import onnxruntime as ort
-
-    try:
-        session = ort.InferenceSession(str(path), _options(ort), providers=["CPUExecutionProvider"])
-        feed = {name: value.numpy() for name, value in zip(names, inputs, strict=True)}
-        session.run(None, feed)
-    except Exception:  # its refusal is its own
-        return None
-    return lambda: session.run(None, feed)
-
-
-def _options(ort: Any) -> Any:
+def session_options(ort: Any) -> Any:
     options = ort.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = torch.get_num_threads(), 4
     return options
@@ -97,7 +79,7 @@ def _session(content: torch.Tensor) -> Any:
             import onnxruntime as ort
 
             try:
-                made = exact(raw, _options(ort))
+                made = exact(raw, session_options(ort))
             except Exception as why:  # onnxruntime's own types
                 raise InvalidFile(
                     f"a part of the model is nothing onnxruntime takes: {str(why).splitlines()[0][:160]}"

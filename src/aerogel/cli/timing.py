@@ -32,12 +32,19 @@ from aerogel.cli.options import (
 )
 from aerogel.cli.words import in_words
 from aerogel.errors import AerogelError, printable
+from aerogel.progress import shown
 
 
 def bench(
     model: OptionalModel = None,
     zoo: Zoo = None,
-    against: Annotated[str, typer.Option(help="Any of torch,inductor,onnxruntime,openvino.")] = "torch",
+    against: Annotated[
+        str | None,
+        typer.Option(
+            help="Any of torch,inductor,onnxruntime,openvino; by default torch and what is installed of the "
+            "last two."
+        ),
+    ] = None,
     shape: Shapes = None,
     batch: Annotated[str, typer.Option(help="One or more batches: 1,8.")] = "",
     threads: Threads = None,
@@ -47,7 +54,7 @@ def bench(
     weights: Weights = None,
     trust_pickle: Trust = False,
     sparsity: Sparsity = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds; medians are shown.")] = 30,
+    rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds; more on a busy machine.")] = 30,
     require: Annotated[
         float | None, typer.Option(help="Exit with 3 unless this much faster than the fastest opponent.")
     ] = None,
@@ -57,8 +64,9 @@ def bench(
 ) -> None:
     """Time a model as aerogel runs it beside other runtimes, interleaved in one run.
 
-    Ratios are medians of opponent / aerogel, pair by pair, so that a busy minute slows both. An opponent that
-    is not installed or does not take the model is named with its reason.
+    Ratios are medians of opponent / aerogel, pair by pair, so that a busy minute slows both. Rounds that
+    other programs disturbed do not count; where too few are left, ratios are intervals. An opponent that is
+    not installed or does not take the model is named with its reason.
 
     Example:  aerogel bench model.onnx --sparsity 0.9 --against torch,onnxruntime --require 1.5
 
@@ -66,22 +74,23 @@ def bench(
     """
     numbers(batch, "--batch")
     above_zero(require, "--require")
-    opponents = [name for name in against.split(",") if name]
-    if require is not None and not opponents:
+    opponents = None if against is None else [name for name in against.split(",") if name]
+    if require is not None and opponents == []:
         raise typer.BadParameter("--require compares with opponents, and --against names none")
     results = {}
     with in_words():
         from aerogel.cli.bench import bench as run
         from aerogel.cli.bench import known
 
-        known(opponents)
+        known(opponents or [])
         check_plot(plot, model, weights)
         for size in batch.split(","):
             own = int(size) if size else None
             opened, fast = compiled(
                 model, shape, own, threads, dtype, tune, store, weights, trust_pickle, quiet, sparsity, zoo
             )
-            results[size or "as given"] = run(fast, opened, opponents, rounds)
+            with shown(False if quiet else None) as line:
+                results[size or "as given"] = run(fast, opened, opponents, rounds, line)
         if plot is not None:
             _drawn(str(model or zoo), results, plot)
     if as_json:
@@ -102,15 +111,31 @@ def _printed(name: str, results: dict[str, Any], seeded: bool) -> None:
         table.add_column("", min_width=16, ratio=1)
         longest = max(ms["p50"] for ms in result["ms"].values())
         for opponent, ms in result["ms"].items():
-            over = f"{result['ratio'][opponent]:.2f}x" if opponent in result["ratio"] else ""
+            over = result["over"].get(opponent, "")
             style = "green" if opponent == "aerogel" else "bright_black"
             bar = Bar(longest, 0, ms["p50"], color=style)
             table.add_row(opponent, f"{ms['min']:.2f}", f"{ms['p50']:.2f}", over, bar)
         Console().print(table)
         for opponent, why in result["absent"].items():
-            typer.echo(printable(f"absent: {opponent} ({why})"))
+            typer.echo(printable(f"not compared: {opponent} ({why})"))
+        for line in _verdict(result):
+            typer.echo(line)
     if seeded:
         typer.echo("Weights and zeros are seeded, not trained: good for times, not for answers.")
+
+
+def _verdict(result: dict[str, Any]) -> list[str]:
+    """What the table does not say by itself: that another runtime is faster, or that the machine was busy."""
+    lines, fastest = [], result["fastest"]
+    if fastest is not None and result["speedup"] < 1:
+        theirs, ours = result["ms"][fastest]["p50"], result["ms"]["aerogel"]["p50"]
+        lines.append(f"{fastest} takes {theirs:.1f} ms, aerogel {ours:.1f} ms: keep {fastest}.")
+    if result["busy"]:
+        lines.append(
+            f"Measured on a busy machine: other work held up {result['disturbed']} of {result['rounds']} "
+            "rounds. In brackets: between which ratios eight of ten rounds lie."
+        )
+    return lines
 
 
 def _drawn(name: str, results: dict[str, Any], plot: Path) -> None:
@@ -128,7 +153,7 @@ def _drawn(name: str, results: dict[str, Any], plot: Path) -> None:
             place = len(labels)
             colour = SPARSE if opponent == "aerogel" else DENSE
             axes.barh(place, ms["p50"], color=colour)
-            over = f"  {result['ratio'][opponent]:.2f}x" if opponent in result["ratio"] else ""
+            over = f"  {result['over'][opponent]}" if opponent in result["over"] else ""
             axes.text(ms["p50"], place, f" {ms['p50']:.1f} ms{over}", va="center", fontsize=8)
             labels.append(f"{opponent}, batch {size}" if len(results) > 1 else opponent)
     target = next(iter(results.values()))["target"]

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +16,9 @@ from aerogel.ir.config import Config
 from aerogel.ir.conv import Conv
 from aerogel.ir.stats import Idle
 from aerogel.ir.target import Machine, machine
+
+SCATTER_RATIO = 1.5
+"""Paired ratios whose ends are this far apart are told as an interval: one number would promise too much."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,23 @@ class Timing:
     rounds: int
     ratio_p25: float = 1.0
     ratio_p50: float = 1.0
+    ratio_range: tuple[float, float] | None = None
+    """Between these lie eight of ten ratios; of whole models, and not in records of earlier versions."""
+    disturbed: bool = False
+    """Whether other work held up too many of the rounds."""
+
+    @property
+    def doubt(self) -> str:
+        """Return why one ratio would promise too much, or an empty string."""
+        if self.disturbed:
+            return "measured on a busy machine"
+        low, high = self.ratio_range or (1.0, 1.0)
+        return "its rounds differ widely" if high > SCATTER_RATIO * low else ""
+
+    def ranged(self, times_us: Sequence[float], baseline_us: Sequence[float], disturbed: bool) -> Timing:
+        """Return this timing with the range of the ratios of these rounds."""
+        low, high = np.quantile(np.asarray(baseline_us) / np.asarray(times_us), [0.1, 0.9])
+        return replace(self, ratio_range=(float(low), float(high)), disturbed=disturbed)
 
     @staticmethod
     def of(times_us: Sequence[float], baseline_us: Sequence[float]) -> Timing:
@@ -90,6 +110,8 @@ class Choice:
     """Whether its kernel also does the pooling after it."""
     lost: float | None = None
     """In int8: of its output on the first calibration input, root mean square."""
+    work: float | None = None
+    """Multiplications of its kernel, as a share of the dense layer's; None where nobody counted them."""
 
     def fastest(self) -> dict[str, Tried]:
         """The fastest configuration of each method that was timed, by the method's name."""
@@ -114,13 +136,15 @@ class Beside:
 
     theirs_us: float
     ours_us: float
+    disturbed: bool = False
+    """Whether other work held up too many of the rounds."""
 
 
 @dataclass(frozen=True)
 class Plan:
     """All choices for one target, with the whole model's timing. With `image_by_image` a batch runs so, and
-    choices are for one image. `onnxruntime` is that runtime's time for a file, where it was taken; `differed`
-    says where answers were not torch's, so that torch runs the model.
+    choices are for one image. `onnxruntime` and `openvino` are the times of those runtimes for a file, where
+    they were taken; `differed` says where answers were not torch's, so that torch runs the model.
 
     Example:
         >>> plan = aerogel.compile(model, (x,), tune="off").plan
@@ -133,10 +157,19 @@ class Plan:
     image_by_image: bool = False
     onnxruntime: Beside | None = None
     differed: str = ""
+    openvino: Beside | None = None
+
+    def peers(self) -> dict[str, Beside]:
+        """Return the times of other runtimes for the same file, by the runtime's name."""
+        timed = {"onnxruntime": self.onnxruntime, "OpenVINO": self.openvino}
+        return {name: beside for name, beside in timed.items() if beside is not None}
 
     def to_json(self) -> str:
         def timing(t: Timing | None) -> Any:
-            return None if t is None else vars(t)
+            """Without what only whole models have, so that thousands of candidates stay short."""
+            return (
+                None if t is None else {n: v for n, v in vars(t).items() if v is not None and v is not False}
+            )
 
         return json.dumps(
             {
@@ -145,6 +178,7 @@ class Plan:
                 "model": timing(self.model),
                 "apart": self.image_by_image,
                 "onnxruntime": self.onnxruntime and vars(self.onnxruntime),
+                "openvino": self.openvino and vars(self.openvino),
                 "differed": self.differed,
                 "choices": [
                     {
@@ -161,6 +195,7 @@ class Plan:
                         "most": c.limit,
                         "pooled": c.pooled,
                         "lost": c.lost,
+                        "work": c.work,
                     }
                     for c in self.choices
                 ],
@@ -192,14 +227,20 @@ class Plan:
                     else _limit(c["most"], [str(config) for config, _ in c["tried"]], str(c["config"])),
                     pooled=_flag(c["pooled"]),
                     lost=None if c.get("lost") is None else _share(c["lost"]),
+                    work=None if c.get("work") is None else _number(c["work"]),
                 )
                 for c in raw["choices"]
             )
             model = None if raw["model"] is None else _timing(raw["model"])
-            theirs = raw.get("onnxruntime")
-            beside = None if theirs is None else Beside(_us(theirs["theirs_us"]), _us(theirs["ours_us"]))
-            differed = printable(raw.get("differed", ""))
-            return Plan(machine(raw["target"]), choices, model, _flag(raw["apart"]), beside, differed)
+            return Plan(
+                machine(raw["target"]),
+                choices,
+                model,
+                _flag(raw["apart"]),
+                _beside(raw.get("onnxruntime")),
+                printable(raw.get("differed", "")),
+                _beside(raw.get("openvino")),
+            )
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError, OverflowError) as why:
             raise InvalidFile(f"not a plan: {type(why).__name__} {str(why)[:200]}") from None
 
@@ -213,6 +254,18 @@ def _flag(raw: object) -> bool:
 def _us(raw: Any) -> float:
     if not 0 < float(raw) < math.inf:
         raise InvalidFile(f"no time: {str(raw)[:80]}")
+    return float(raw)
+
+
+def _beside(raw: Any) -> Beside | None:
+    if raw is None:
+        return None
+    return Beside(_us(raw["theirs_us"]), _us(raw["ours_us"]), _flag(raw.get("disturbed", False)))
+
+
+def _number(raw: Any) -> float:
+    if not 0 <= float(raw) < math.inf:
+        raise InvalidFile(f"not a number from 0 on: {str(raw)[:80]}")
     return float(raw)
 
 
@@ -241,4 +294,10 @@ def _timing(raw: dict[str, Any]) -> Timing:
     found = {n: float(raw[n]) for n in names}
     if not (0 < int(raw["rounds"]) < 2**31 and all(0 <= v < math.inf for v in found.values())):
         raise InvalidFile(f"no timing: {str(raw)[:200]}")
-    return Timing(rounds=int(raw["rounds"]), **found)
+    ends = raw.get("ratio_range")
+    if ends is not None:
+        low, high = map(_number, ends)
+        ends = min(low, high), max(low, high)
+    return Timing(
+        rounds=int(raw["rounds"]), ratio_range=ends, disturbed=_flag(raw.get("disturbed", False)), **found
+    )

@@ -17,7 +17,15 @@ from aerogel.ir import ITEM_BYTES, Choice
 from aerogel.methods import BASELINE, METHODS, method
 from aerogel.report.reasons import why_dense
 from aerogel.report.report import Report
+from aerogel.runtime.headline import (
+    describe_kernels,
+    describe_peers,
+    describe_ratio,
+    describe_speedup,
+    skips_zeros,
+)
 from aerogel.runtime.module import Compiled
+from aerogel.runtime.peers import TITLES, is_installed
 from aerogel.runtime.points import Several
 
 FEW = 12
@@ -55,15 +63,19 @@ def explain(fast: Compiled, *, layer: str | None = None, verbose: bool = False) 
         notes = [f"at {size}: {note}" for size, p in zip(named, points, strict=True) for note in p.notes]
     notes = [
         *notes,
+        *_compared(points[0]),
         f"tuned for {target}; other image sizes use the same methods with their own first configuration",
         *(["batches run image by image"] if fast.plan.image_by_image else []),
         f"workspaces held now: {fast.workspace_bytes() / 2**20:.1f} MB",
     ]
+    timing = fast.plan.model if len(points) == 1 else None
     return Report(
         headline=" ".join(heads),
         layers=rows,
         notes=tuple(notes),
         times=_milliseconds(fast) if len(points) == 1 else {},
+        speedup="" if timing is None else describe_ratio(timing),
+        doubt="" if timing is None else timing.doubt,
         memory=_bytes(points),
         machine=_machine(fast),
         by=fast.how.by,
@@ -72,12 +84,13 @@ def explain(fast: Compiled, *, layer: str | None = None, verbose: bool = False) 
 
 
 def _milliseconds(fast: Compiled) -> dict[str, float]:
-    """The whole model's, by aerogel and by the faster torch layout."""
+    """The whole model's, by aerogel, by the faster torch layout and by other runtimes."""
     timed = fast.plan.model
     if timed is None:
         return {}
     ours = timed.p50_us / 1e3
-    return {"aerogel": ours, "torch": ours * timed.ratio_p50}
+    peers = {name: beside.theirs_us / 1e3 for name, beside in fast.plan.peers().items()}
+    return {"aerogel": ours, "torch": ours * timed.ratio_p50, **peers}
 
 
 def _bytes(points: Sequence[Compiled]) -> dict[str, float]:
@@ -88,7 +101,7 @@ def _bytes(points: Sequence[Compiled]) -> dict[str, float]:
         dense += weights
         position = 4.0 / ITEM_BYTES[choice.conv.dtypes.weight]
         kept = (1 - choice.sparsity) * (1 + position)
-        packed += weights if choice.config.method == BASELINE else weights * kept
+        packed += weights * kept if skips_zeros(choice) else weights
     held = sum(point.workspace_bytes() for point in points)
     return {"dense weights": dense, "nonzeros and their positions": packed, "workspaces": float(held)}
 
@@ -107,13 +120,29 @@ def _machine(fast: Compiled) -> dict[str, str]:
 
 
 def _beside(fast: Compiled) -> str:
-    """The headline, after onnxruntime's time where that was taken."""
-    beside = fast.plan.onnxruntime
-    if beside is None:
-        return _headline(fast)
-    advice = "aerogel is faster" if beside.ours_us < beside.theirs_us else "keep onnxruntime"
-    times = f"onnxruntime {beside.theirs_us / 1e3:.1f} ms, aerogel {beside.ours_us / 1e3:.1f} ms"
-    return f"{times}: {advice}. {_headline(fast)}"
+    """The headline, after the times of other runtimes where those were taken."""
+    peers = describe_peers(fast.plan)
+    return f"{peers}. {_headline(fast)}" if peers else _headline(fast)
+
+
+def _compared(fast: Compiled) -> list[str]:
+    """Which runtimes the model was timed beside and which not, as a note; none where nothing was timed."""
+    timed = list(fast.plan.peers())
+    if fast.plan.model is None and not timed:
+        return []
+    others = {title: is_installed(name) for name, title in TITLES.items() if title not in timed}
+    present = [title for title, installed in others.items() if installed]
+    absent = [title for title, installed in others.items() if not installed]
+    note = f"timed beside {', '.join(['torch', *timed])}"
+    if present:
+        names = ",".join(title.lower() for title in present)
+        note += (
+            f"; {' and '.join(present)} {'is' if len(present) == 1 else 'are'} installed and may be faster: "
+            f"aerogel bench MODEL --against torch,{names}"
+        )
+    if absent:
+        note += f"; {' and '.join(absent)} {'is' if len(absent) == 1 else 'are'} not installed"
+    return [note]
 
 
 def _nearest(name: str, layers: list[str]) -> str:
@@ -124,16 +153,19 @@ def _nearest(name: str, layers: list[str]) -> str:
 
 
 def _headline(fast: Compiled) -> str:
-    sparse, layers = sum(c.config.method != BASELINE for c in fast.plan.choices), len(fast.plan.choices)
-    why = "" if sparse else f" {why_dense(fast)}"
-    own = f"; {sparse} of {layers} layers on sparse kernels" if sparse else ""
+    choices = fast.plan.choices
+    why = "" if any(map(skips_zeros, choices)) else f" {why_dense(fast)}"
+    ours = any(choice.config.method != BASELINE for choice in choices)
+    kernels = f"; {describe_kernels(choices)}" if ours else ""
     if fast.how.by == "torch":
         if fast.plan.differed:
             return f"torch ({fast.how}) runs the model: {fast.plan.differed}."
-        return f"torch ({fast.how}) runs the model: no plan was faster on this machine.{why}"
+        doubt = fast.plan.model.doubt if fast.plan.model is not None else ""
+        busy = f" ({doubt}: compile again when it is idle)" if doubt else ""
+        return f"torch ({fast.how}) runs the model: no plan was faster on this machine{busy}.{why}"
     if fast.plan.model is None:
-        return f"Nothing was timed (tune='off'){own and own + ', by rule'}.{why}"
-    return f"{fast.plan.model.ratio_p50:.2f}x over the faster torch layout{own}.{why}"
+        return f"Nothing was timed (tune='off'){kernels and kernels + ', by rule'}.{why}"
+    return f"{describe_speedup(fast.plan.model, 'the faster torch layout')}{kernels}.{why}"
 
 
 def _row(choice: Choice) -> dict[str, Any]:
@@ -151,6 +183,7 @@ def _row(choice: Choice) -> dict[str, Any]:
         "layer": choice.layer,
         "conv": str(choice.conv),
         "sparsity": choice.sparsity,
+        "skips_zeros": skips_zeros(choice),
         "method": own,
         "chosen": named + reason + _pooled(choice) + _limit(choice) + _lost(choice),
         "idle": str(choice.idle) if choice.idle else "",

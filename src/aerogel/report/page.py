@@ -78,16 +78,19 @@ def fragment(report: Report) -> str:
 
 
 def _numbers(report: Report) -> str:
-    sparse = sum(row["method"] != BASELINE for row in report.layers)
+    sparse = sum(bool(row.get("skips_zeros")) for row in report.layers)
+    dense = sum(row["method"] != BASELINE for row in report.layers) - sparse
     cards = [("layers on sparse kernels", f"{sparse} of {len(report.layers)}")]
+    if dense > 0:
+        cards.append(("layers on aerogel's dense-weight kernels", f"{dense} of {len(report.layers)}"))
     if report.by == "torch":
         cards = [("runs the model: nothing was faster", "torch")]
     elif report.times:
         ours, theirs = report.times["aerogel"], report.times["torch"]
+        doubt = f", {report.doubt}" if report.doubt else ""
         cards = [
-            ("times as fast as torch", f"{theirs / ours:.2f}x"),
-            ("aerogel", f"{ours:.1f} ms"),
-            ("torch", f"{theirs:.1f} ms"),
+            (f"times as fast as torch{doubt}", report.speedup or f"{theirs / ours:.2f}x"),
+            *((name, f"{ms:.1f} ms") for name, ms in report.times.items()),
             *cards,
         ]
     return '<ul class="numbers">' + "".join(f"<li><b>{v}</b>{_text(k)}</li>" for k, v in cards) + "</ul>"

@@ -38,7 +38,8 @@ class Report:
     """One dict a layer: what was chosen, its times in microseconds, and why not the others."""
     notes: tuple[str, ...]
     times: Mapping[str, float] = field(default_factory=dict)
-    """Milliseconds of the whole model: `aerogel`, `torch`; nothing where it was not timed."""
+    """Milliseconds of the whole model: `aerogel`, `torch`, and other runtimes that were timed; nothing where
+    it was not timed."""
     memory: Mapping[str, float] = field(default_factory=dict)
     """Bytes, counted: weights dense, their nonzeros with positions, workspaces held now."""
     machine: Mapping[str, str] = field(default_factory=dict)
@@ -46,6 +47,10 @@ class Report:
     by: str = "graph"
     """Who runs the model: "graph" (these choices), "parts" (torch, with parts compiled) or "torch"."""
     verbose: bool = False
+    speedup: str = ""
+    """Times as fast as torch, in words: "2.70x", or on a busy machine "2.7x (1.9x to 3.4x)"."""
+    doubt: str = ""
+    """Why the speedup is an interval, such as "measured on a busy machine"."""
 
     def __repr__(self) -> str:
         return f"<aerogel.Report, {len(self.layers)} layers: {printable(self.headline)}>"

@@ -20,12 +20,12 @@ from aerogel.capture.network import Network
 from aerogel.errors import AerogelError, InvalidArgument, ShapeError
 from aerogel.ir import GRAPH, Plan, Timing, Way
 from aerogel.locks import Lock
-from aerogel.methods import BASELINE
 from aerogel.runtime import operator, others
 from aerogel.runtime.carried import received, sent
 from aerogel.runtime.eager import channels_last, memory_of, on_tensors, unshared
 from aerogel.runtime.forwarded import forward_attribute, unchanged
 from aerogel.runtime.graphmodel import GraphModel, Later
+from aerogel.runtime.headline import represent
 from aerogel.runtime.state import new_values
 
 MOST_ACCEPTED = 1024
@@ -150,13 +150,8 @@ class Compiled(torch.nn.Module):
         return self
 
     def __repr__(self) -> str:
-        sparse = sum(c.config.method != BASELINE for c in self.plan.choices)
-        runs = f"{sparse} of {len(self.plan.choices)} layers on sparse kernels"
-        if self.how.by == "torch":
-            runs = f"torch ({self.how}) runs it"
-        speed = "not timed" if self.speedup is None else f"{self.speedup:.2f}x over torch"
         name = "GraphModel" if self.is_graph else type(self.original).__name__
-        return f"Compiled({name}, {speed}, {runs}, {self.plan.target})"
+        return represent(name, self.plan, self.how)
 
     @property
     def input_names(self) -> tuple[str, ...]:
@@ -189,7 +184,7 @@ class Compiled(torch.nn.Module):
     @property
     def speedup(self) -> float | None:
         """Measured over the faster of torch's two layouts, median of paired rounds; None where nothing was
-        timed."""
+        timed. `plan.model.doubt` says where the machine was busy."""
         return None if self.plan.model is None else self.plan.model.ratio_p50
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:

@@ -7,6 +7,7 @@ running network decide between several configurations of each
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -19,6 +20,7 @@ from aerogel.backends import Backend
 from aerogel.capture.half import Half
 from aerogel.capture.network import Network
 from aerogel.capture.nodes import Shapes, pairs, pooling_of
+from aerogel.formats.values import count_values
 from aerogel.ir import ALONE, F32, Choice, Config, Plan, Timing
 from aerogel.ir.tensors import DTYPE_NAMES
 from aerogel.methods import BASELINE
@@ -82,7 +84,22 @@ def tuned(
     choices = [replace(c, reason=said[c.node]) if c.node in said else c for c in choices]
     plan = Plan(backend.target, tuple(choices))
     network.keep(plan)
-    return network, plan, notes
+    return network, replace(plan, choices=_with_work(backend, network, choices)), notes
+
+
+def _with_work(backend: Backend, network: Network, choices: list[Choice]) -> tuple[Choice, ...]:
+    """The choices with the work of their kernels: each value that is stored is multiplied once for every
+    pixel, those that only fill up a tile too."""
+    nodes = {node.name: node for node in network.convs()}
+    counted = []
+    for choice in choices:
+        if choice.config.method != BASELINE:
+            weight, form = network.weight(nodes[choice.node]), backend.form(choice.config.method)
+            packed = weight.packed(form.pack, choice.conv, choice.config)
+            work = count_values(packed) / max(1, math.prod(choice.conv.weight_shape))
+            choice = replace(choice, work=work)
+        counted.append(choice)
+    return tuple(counted)
 
 
 def _halved(

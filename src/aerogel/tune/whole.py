@@ -9,6 +9,7 @@ from typing import Any
 
 from aerogel.errors import AerogelError, InvalidFile
 from aerogel.ir import EAGER, GRAPH, Timing
+from aerogel.progress import Progress
 from aerogel.runtime.eager import Call, alike, answer, bodies, nearby, runner
 from aerogel.runtime.graphmodel import GraphModel
 from aerogel.runtime.module import Compiled
@@ -16,6 +17,7 @@ from aerogel.runtime.private import restored, writes_weights
 from aerogel.runtime.reading import does_not_run, first_line
 from aerogel.tune import nodewise, search
 from aerogel.tune.choose import Asked
+from aerogel.tune.comparison import Comparison, compare
 from aerogel.tune.measure import interleaved
 
 ALONE_US = 2000.0
@@ -23,7 +25,7 @@ ALONE_US = 2000.0
 of that."""
 IN_BYTES = 0.05
 """How far answers may be apart where a number that is rounded elsewhere may become the next byte."""
-ROUNDS, FEW_ROUNDS, CLEAR = 15, 5, 1.5
+ROUNDS, CLEAR = 15, 1.5
 """Rounds of the whole model against torch; few are enough where one takes CLEAR times as long."""
 
 
@@ -120,13 +122,26 @@ def _clear(times: Sequence[Sequence[float]]) -> bool:
     rule that keeps a model says so too. Where other work held ours up in some rounds, it does not."""
     lowest = min(times[:-1], key=min)
     ratio = min(lowest) / min(times[-1])
-    return not 1 / CLEAR < ratio < CLEAR and (ratio > 1) == search.keep(Timing.of(times[-1], lowest))
+    timing = Timing.of(times[-1], lowest)
+    if timing.ranged(times[-1], lowest, disturbed=False).doubt:
+        return False
+    return not 1 / CLEAR < ratio < CLEAR and (ratio > 1) == search.keep(timing)
 
 
-def judged(model: Any, ours: Compiled, call: Call, asked: Asked) -> Compiled:
+def _faster(result: Comparison, fastest: int) -> bool:
+    """Whether the last candidate is faster than `fastest`: in the rounds that count, and in all of them, so
+    that leaving out rounds never makes the rule milder."""
+    every = result.all_times
+    return search.keep(result.timing(-1, fastest)) and search.keep(Timing.of(every[-1], every[fastest]))
+
+
+def judged(
+    model: Any, ours: Compiled, call: Call, asked: Asked, progress: Progress | None = None
+) -> Compiled:
     """The whole model as compiled beside torch in all its ways; if it is not faster, torch stays and the
     report says so."""
     torchs, notes = bodies(model, asked.dtype), list[str]()
+    until = None if asked.effort is None else asked.effort.until
     with ExitStack() as after:
         for body in (ours.body, *torchs.values()):
             after.enter_context(restored(body, writes_weights(model)))
@@ -145,19 +160,21 @@ def judged(model: Any, ours: Compiled, call: Call, asked: Asked) -> Compiled:
         if not torchs:
             return ours
         runs = [*(runner(m, call, way) for way, m in torchs.items()), runner(ours, call)]
-        times = interleaved(runs, FEW_ROUNDS, 2, asked.backend.clock)
-        if not _clear(times):
-            more = interleaved(runs, ROUNDS - FEW_ROUNDS, 1, asked.backend.clock)
-            times = [few + rest for few, rest in zip(times, more, strict=True)]
-    middle = [sorted(t)[len(t) // 2] for t in times]
+        result = compare(runs, ROUNDS, asked.backend.meter, progress or Progress(), _clear, until)
+    middle = [sorted(t)[len(t) // 2] for t in result.times]
     fastest = min(range(len(torchs)), key=lambda i: middle[i])
-    timing = Timing.of(times[-1], times[fastest])
     way = tuple(torchs)[fastest]
     said = f"torch {way} {middle[fastest] / 1e3:.1f} ms, aerogel {middle[-1] / 1e3:.1f} ms for the example"
+    if result.busy:
+        counted = result.disturbed
+        notes.append(
+            f"measured on a busy machine: other work held up {counted.count(True)} of {len(counted)} rounds. "
+            "Compile again when it is idle; this comparison with torch is not stored"
+        )
     ours.notes = (*ours.notes, *notes)
-    if search.keep(timing):
-        return ours.judged(timing, said)
-    plan = replace(ours.plan, model=Timing.of(times[fastest], times[fastest]))
+    if _faster(result, fastest):
+        return ours.judged(result.timing(-1, fastest), said)
+    plan = replace(ours.plan, model=replace(result.timing(fastest, fastest), ratio_range=None))
     told = (*ours.notes, said, f"not faster than torch {way}, so torch runs the model")
     return Compiled(model, None, plan, way, told, torchs[way], ours.captured)
 

@@ -15,6 +15,7 @@ from aerogel.backends.cpu.lower import features
 from aerogel.backends.cpu.lower.planes import likely, places
 from aerogel.backends.cpu.lower.residency import staying
 from aerogel.backends.cpu.runner import CpuRunner, program, workspace
+from aerogel.backends.meter import Sample, meter_host
 from aerogel.capture.network import Network
 from aerogel.capture.nodes import Shapes, problem
 from aerogel.ir import ALONE, Array, Choice, Config, Conv, Dtypes, Graph, Place, Plan, Target, Weight, host
@@ -36,6 +37,12 @@ class Cpu(Backend):
         self, conv: Conv, config: Config, weight: Weight, x: Array, bias: Array, place: Place = ALONE
     ) -> Trial:
         return trial.candidate(conv, config, weight, x, bias, self.target, place)
+
+    def meter(self, run: Trial, repeats: int) -> Sample:
+        return meter_host(run, repeats, self.target.threads)
+
+    def meter_on_host(self, run: Trial, repeats: int) -> Sample:
+        return self.meter(run, repeats)
 
     def places(
         self, network: Network, shapes: Shapes, configs: Mapping[str, Config] | None = None
