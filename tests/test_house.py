@@ -31,7 +31,7 @@ FLOORS = [
     ["reference"],
     ["preprocess"],
     ["ir"],
-    ["progress", "addresses"],
+    ["progress", "addresses", "torch_versions"],
     ["errors", "disk", "locks"],
 ]
 PEERS = [("backends", "cpu", "gpu"), ("codegen", "cpu", "gpu"), ("methods", *METHODS)]
