@@ -47,6 +47,9 @@ def test_the_page_on_reliability_is_generated() -> None:
 BENCHMARKS = (
     "run",
     "harness.promises",
+    "harness.stand_ins",
+    "harness.torch_environment",
+    "harness.torch_versions",
     "experiments.layers",
     "experiments.limits",
     "experiments.fashion",

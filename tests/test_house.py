@@ -31,7 +31,7 @@ FLOORS = [
     ["reference"],
     ["preprocess"],
     ["ir"],
-    ["progress", "addresses"],
+    ["progress", "addresses", "torch_versions"],
     ["optional", "outputs"],
     ["errors", "disk", "locks", "fileformats"],
 ]

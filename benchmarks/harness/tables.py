@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.experiments.activity import summary
-from benchmarks.harness import chart, gpus, quantized, scaled, slimmed
+from benchmarks.harness import chart, gpus, quantized, scaled, slimmed, torch_versions
 from benchmarks.harness.machines import machine_name, middle, newest
 
 ROOT = Path(__file__).parents[2]
@@ -287,7 +287,7 @@ TABLES: dict[str, Callable[[Any], str]] = {
     "gpu_simulated": gpus.simulated, "gpu_sass": gpus.sass, "gpu_pairs": gpus.pairs,
     "int8_models": models, "int8_size": size, "quantized_files": quantized.files,
     "slim": slimmed.accuracy, "slim_labels": slimmed.accuracy, "slim_upscale": slimmed.upscaled,
-    "int8": slimmed.in_bytes, "slim_ocr": slimmed.text,
+    "int8": slimmed.in_bytes, "slim_ocr": slimmed.text, "torch_versions": torch_versions.table,
 }  # fmt: skip
 
 
@@ -311,7 +311,10 @@ def written(readme: str) -> str:
 
 PAGES = (
     ROOT / "README.md",
-    *(ROOT / "docs" / f"{name}.md" for name in ("benchmarks", "gpu", "scale", "guides/slim", "guides/int8")),
+    *(
+        ROOT / "docs" / f"{name}.md"
+        for name in ("benchmarks", "gpu", "scale", "guides/slim", "guides/int8", "about/platforms")
+    ),
 )
 
 if __name__ == "__main__":

@@ -58,6 +58,7 @@ from aerogel.runtime.points import Several
 from aerogel.runtime.private import private, restored, writes_weights
 from aerogel.runtime.reading import first_line, network_of, steady
 from aerogel.runtime.weights import as_weights
+from aerogel.torch_versions import warn_if_untested
 from aerogel.tune import quantize, search
 from aerogel.tune.agreed import Known
 from aerogel.tune.choose import Asked, as_planned, tuned
@@ -121,6 +122,7 @@ def compile(
     Returns:
         A `Compiled` module for inference.
     """
+    warn_if_untested(torch.__version__)
     looked_at(plan, store, dynamic_shapes)
     stored_as = dtype_of(dtype)
     call, names, samples = as_call(args, kwargs), names_of(methods), samples_of(calibration)

@@ -5,7 +5,10 @@ AerogelError
 ├── InvalidFile        a file, or what was packed, that is not what it claims to be
 ├── InvalidArgument    an argument or a text that means nothing; a ValueError too
 ├── PlanMismatch       a plan made for another machine, thread count or layout
-└── ShapeError         sizes that do not fit, are missing or overflow; a ValueError too
+├── ShapeError         sizes that do not fit, are missing or overflow; a ValueError too
+└── UnsupportedTorch   a torch that is too old; an ImportError too
+
+UntestedTorchWarning   a torch newer than every tested one
 
 Remedies are Python's; the command line says its own in their place (cli/words.py). Names in a message may
 come from a file, so what a terminal would obey is shown and not sent.
@@ -84,4 +87,19 @@ class ShapeError(AerogelError, ValueError):
         >>> fast.run(None, {"images": x.numpy()})
         Traceback (most recent call last):
         aerogel.errors.ShapeError: ...
+    """
+
+
+class UnsupportedTorch(AerogelError, ImportError):
+    """The installed torch is older than every version that aerogel runs on."""
+
+
+class UntestedTorchWarning(UserWarning):
+    """The installed torch is newer than every version that aerogel is tested with.
+
+    The first `compile` or `load` of a process warns; everything works as far as torch has not changed.
+
+    Example:
+        >>> import warnings
+        >>> warnings.filterwarnings("ignore", category=aerogel.errors.UntestedTorchWarning)
     """

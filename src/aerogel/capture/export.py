@@ -10,6 +10,7 @@ import inspect
 import math
 import operator
 import warnings
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, cast
 
@@ -44,6 +45,8 @@ _COMPARISONS = (
 )
 _ONE_AT_A_TIME = Lock(over_fork=True)
 """torch.export changes what is global in torch while it works."""
+CAN_OPEN_ONES = hasattr(_config, "backed_size_oblivious")
+"""Whether torch can leave a size of 1 open. 2.6 cannot: there larger batches are a program of their own."""
 _STATE = (
     "the model writes to a buffer, a parameter or an input while it runs; aerogel compiles models "
     "without state"
@@ -56,7 +59,7 @@ def capture(
     """Export and translate. Raises UnsupportedModel with torch's own first line where it cannot."""
     example = pytree.tree_map_only(torch.Tensor, lambda t: t.to("meta"), (args, kwargs))
     failed: Exception | None = None
-    for one in (True, False):
+    for one in (True, False) if CAN_OPEN_ONES else (False,):
         program = None
         try:
             with _ONE_AT_A_TIME:
@@ -89,7 +92,8 @@ def _exported(
             pytree.tree_map(lambda v: _open_sizes(v, one), given) for given in (tuple(args), dict(kwargs))
         ]
         dynamic_shapes = _by_name(model, *marked)
-    oblivious, failures = cast(Any, _config).patch(backed_size_oblivious=one), Failures()
+    oblivious = cast(Any, _config).patch(backed_size_oblivious=one) if CAN_OPEN_ONES else nullcontext()
+    failures = Failures()
     with torch.no_grad(), warnings.catch_warnings(), oblivious, short_lists(), failures:
         warnings.simplefilter("ignore")
         program = torch.export.export(model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)

@@ -21,6 +21,7 @@ from aerogel.ir import here_levels, host
 from aerogel.ir.tensors import private_ops
 from aerogel.methods import BASELINE
 from aerogel.optional import install
+from aerogel.torch_versions import NEWEST_TESTED_TORCH, OLDEST_TORCH, dotted, is_untested
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,9 @@ def examine() -> list[Finding]:
 
 def _versions() -> Finding:
     says = f"aerogel {__version__}, torch {torch.__version__}, Python {platform.python_version()}"
-    return Finding("versions", says)
+    tested = f"{dotted(OLDEST_TORCH)} to {dotted(NEWEST_TESTED_TORCH)}"
+    newer = f"; aerogel is tested with torch {tested}, and newer ones usually work"
+    return Finding("versions", says + newer if is_untested(torch.__version__) else says)
 
 
 def _cpu() -> Finding:

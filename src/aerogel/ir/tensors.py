@@ -12,6 +12,9 @@ import torch.nn.functional as F
 from aerogel.ir.conv import Conv
 from aerogel.ir.dtypes import ELEMENTS, INT8, Array
 from aerogel.ir.quantized import Requantize
+from aerogel.torch_versions import require_supported_torch
+
+require_supported_torch(torch.__version__)  # everything that uses torch imports this module
 
 _FLOATS: dict[str, torch.dtype] = {name: getattr(torch, e.torch) for name, e in ELEMENTS.items()}
 TORCH = _FLOATS | {"u8": torch.uint8, "s8": torch.int8, "s32": torch.int32}

@@ -14,6 +14,8 @@ import torch
 
 _modules: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 _numbers = itertools.count()
+_SCHEMA = "(Tensor[] inputs, SymInt module) -> Tensor[]"
+"""Written out, because torch 2.6 cannot infer it from `list[torch.Tensor]`."""
 
 
 def register(module: Any) -> int:
@@ -24,7 +26,7 @@ def register(module: Any) -> int:
     return number
 
 
-@torch.library.custom_op("aerogel::run", mutates_args=())
+@torch.library.custom_op("aerogel::run", mutates_args=(), schema=_SCHEMA)
 def run(inputs: list[torch.Tensor], module: int) -> list[torch.Tensor]:
     """Run a compiled module on the tensors of a call."""
     found: list[torch.Tensor] = _modules[module].run_flat(inputs)

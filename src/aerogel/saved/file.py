@@ -39,6 +39,7 @@ from aerogel.runtime.points import Several
 from aerogel.runtime.reading import fused
 from aerogel.saved import container, packed
 from aerogel.saved.structure import built, dtype_name, dtype_of, sizes_of, stored, structure, tensor, told
+from aerogel.torch_versions import warn_if_untested
 from aerogel.tune.choose import Asked, as_planned, tuned
 from aerogel.tune.search import effort
 from aerogel.tune.store import Store
@@ -144,6 +145,7 @@ def load(path: str | Path, *, tune: str | float = "off", store: str | Path | Non
             else measures anew here, as `compile` does.
         store: As for `compile`.
     """
+    warn_if_untested(torch.__version__)
     if not isinstance(path, str | Path):
         raise InvalidArgument(f"load() takes the path of a file, not a {type(path).__name__}")
     try:
