@@ -18,6 +18,7 @@ from torch import Tensor
 from aerogel.backends import Backend, Runner
 from aerogel.backends.cpu.backend import Cpu
 from aerogel.backends.cpu.runner import CpuRunner
+from aerogel.backends.meter import Sample
 from aerogel.capture import interpret
 from aerogel.capture.network import Network
 from aerogel.ir import ALONE, Array, Config, Conv, Node, Other, Packed, Place, Plan, Stats, Weight
@@ -154,6 +155,9 @@ class ClockedCpu(Clock, Cpu):
         return Timed(
             super().candidate(conv, config, weight, x, bias, place), self.cost(conv, config, weight, active)
         )
+
+    def meter(self, run: Callable[[], object], repeats: int) -> Sample:
+        return Sample(self.clock(run, repeats))
 
     def runner(self, network: Network, plan: Plan) -> CpuRunner:
         return CountedRunner(self, network, plan)

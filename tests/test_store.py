@@ -194,8 +194,11 @@ def test_a_store_that_cannot_be_written_costs_only_time(
     monkeypatch.setattr(disk, "_said", set())
     weight = _weight()
     blocked = tmp_path / "file"
-    blocked.write_text("")
-    Store(blocked, Cpu(host())).put_layer(weight, _choice(weight), "fast")
+    blocked.mkdir()
+    store = Store(blocked, Cpu(host()))
+    blocked.rmdir()
+    blocked.write_text("")  # where the store was
+    store.put_layer(weight, _choice(weight), "fast")
     assert "is not kept" in caplog.text
     store = Store(tmp_path / "full", Cpu(host()))
 

@@ -32,10 +32,10 @@ class AerogelError(Exception):
 
     Example:
         >>> try:
-        ...     aerogel.load("nothing.aero")
+        ...     aerogel.load("nothing.aero")  # doctest: +ELLIPSIS
         ... except aerogel.AerogelError as why:
         ...     print(why)
-        'nothing.aero' cannot be read: No such file or directory
+        'nothing.aero' cannot be read: No such file or directory. Check the path...
     """
 
     # a message often quotes a file: no control character in it reaches a terminal

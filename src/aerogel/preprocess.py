@@ -134,7 +134,7 @@ class Recipe:
 
 
 def _pillow() -> Any:
-    import_optional("PIL", "images", "Reading images")
+    import_optional("PIL.Image", "images", "Reading images")
     import PIL.Image
 
     return PIL.Image
