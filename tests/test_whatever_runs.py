@@ -172,7 +172,7 @@ def test_scripted_modules() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         scripted: Any = torch.jit.script(model)
-    around = nn.Sequential(scripted, nn.ReLU())  # torch.jit alone is refused in words
+    around = nn.Sequential(scripted, nn.ReLU()).eval()  # torch.jit alone is refused in words
     right(aerogel.compile(around, x, tune="off"), nn.Sequential(model, nn.ReLU()), x)
     right(aerogel.compile(around, x, tune=0.05), nn.Sequential(model, nn.ReLU()), x)
 

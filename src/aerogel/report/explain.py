@@ -204,7 +204,7 @@ def _pooled(choice: Choice) -> str:
         return ""
     return (
         f"; the pooling after it is done by the same kernel (PECR), {choice.in_network.ratio_p50:.2f}x "
-        "of both apart"
+        "the speed of the two kernels one after the other"
     )
 
 
