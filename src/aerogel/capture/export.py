@@ -25,7 +25,7 @@ from aerogel.capture.captured import SAME_NAME, Captured
 from aerogel.capture.copies import shallow_copy
 from aerogel.capture.numbers import read_numbers
 from aerogel.capture.quantizers import Quantizers, reads
-from aerogel.capture.tracing import Failures, short_lists
+from aerogel.capture.tracing import Failures, forget_export, short_lists, symbols_in
 from aerogel.errors import UnsupportedModel
 from aerogel.ir import Argument, Graph, Node, Ref, Special
 from aerogel.ir.guards import Expression, from_sympy, names_in
@@ -71,7 +71,7 @@ def capture(
         except Exception as why:  # torch.export raises dozens of types
             failed = why
         finally:
-            _forget(program)
+            forget_export(program)
     if isinstance(failed, UnsupportedModel):
         raise failed
     first = next((line for line in str(failed).splitlines() if line.strip()), type(failed).__name__)
@@ -100,28 +100,12 @@ def _exported(
     return program, failures.seen
 
 
-def _forget(program: torch.export.ExportedProgram | None) -> None:
-    """Let go of an export: torch caches methods of its ShapeEnv for good with the environment as a key, and
-    an environment holds tensors whose sizes hold it, where Python's collector does not see them."""
-    from torch.fx.experimental.symbolic_shapes import ShapeEnv
-
-    for method in vars(ShapeEnv).values():
-        if (clear := getattr(method, "cache_clear", None)) is not None:
-            clear()
-    nodes = () if program is None else program.graph.nodes
-    for environment in {
-        id(s.node.shape_env): s.node.shape_env for n in nodes for s in _symbols(n.meta.get("val"))
-    }.values():
-        environment.tracked_fakes = None
-        getattr(environment, "fake_tensor_cache", {}).clear()
-
-
 def guards_of(program: torch.export.ExportedProgram, fixed: bool = False) -> tuple[Expression, ...]:
     """What the model's Python found to be true of open sizes. What cannot be written down fixes the sizes it
     speaks of; `fixed`, all of them."""
     import sympy
 
-    symbols = [s for node in program.graph.nodes for s in _symbols(node.meta.get("val"))]
+    symbols = [s for node in program.graph.nodes for s in symbols_in(node.meta.get("val"))]
     if not symbols:
         return ()
     environment = symbols[0].node.shape_env
@@ -132,7 +116,7 @@ def guards_of(program: torch.export.ExportedProgram, fixed: bool = False) -> tup
             said += [told.node.expr] if isinstance(told, torch.SymBool) else []
         # torch takes no open size for a 1 here
         if node.op == "call_function" and str(node.target).startswith("aten.squeeze."):
-            said += [sympy.Ne(s.node.expr, 1) for s in _symbols(node.args[0].meta["val"])]
+            said += [sympy.Ne(s.node.expr, 1) for s in symbols_in(node.args[0].meta["val"])]
     hints = {
         str(s.node.expr): int(s.node.hint) for s in symbols if s.node.expr.is_symbol and s.node.has_hint()
     }
@@ -161,12 +145,6 @@ def _told(expression: Any, environment: Any) -> Any:
         if before == expression:
             break
     return expression
-
-
-def _symbols(value: Any) -> list[Any]:
-    values = value if isinstance(value, list | tuple) else [value]
-    sizes = [s for v in values for s in (v.shape if isinstance(v, torch.Tensor) else [v])]
-    return [s for s in sizes if isinstance(s, torch.SymInt)]
 
 
 def _open_sizes(value: Any, one: bool) -> Any:

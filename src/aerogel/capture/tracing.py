@@ -1,4 +1,4 @@
-"""What a model is watched for while torch.export runs it."""
+"""What a model is watched for while torch.export runs it, and what is cleared away afterwards."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 
@@ -48,3 +49,26 @@ class Failures(TorchFunctionMode):
         except Exception:
             self.seen = True
             raise
+
+
+def symbols_in(value: Any) -> list[Any]:
+    """Return the open sizes of a value of an exported graph."""
+    values = value if isinstance(value, list | tuple) else [value]
+    sizes = [s for v in values for s in (v.shape if isinstance(v, torch.Tensor) else [v])]
+    return [s for s in sizes if isinstance(s, torch.SymInt)]
+
+
+def forget_export(program: torch.export.ExportedProgram | None) -> None:
+    """Let go of an export: torch caches methods of its ShapeEnv for good with the environment as a key, and
+    an environment holds tensors whose sizes hold it, where Python's collector does not see them."""
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    for method in vars(ShapeEnv).values():
+        if (clear := getattr(method, "cache_clear", None)) is not None:
+            clear()
+    nodes = () if program is None else program.graph.nodes
+    for environment in {
+        id(s.node.shape_env): s.node.shape_env for n in nodes for s in symbols_in(n.meta.get("val"))
+    }.values():
+        environment.tracked_fakes = None
+        getattr(environment, "fake_tensor_cache", {}).clear()

@@ -114,11 +114,9 @@ _writes_weights: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 def restored(model: nn.Module, weights: bool = False) -> Iterator[Any]:
     """Run a model, then put its buffers and plain attributes back, and its parameters where it is known to
     write to them or `weights` asks to find out. Gives a function that says whether it has changed any."""
-    modules = (
-        []
-        if isinstance(model, torch.jit.ScriptModule)
-        else [m for m in model.modules() if "network" not in vars(m)]
-    )
+    modules = [
+        m for m in model.modules() if not isinstance(m, torch.jit.ScriptModule) and "network" not in vars(m)
+    ]
     attributes = [{k: _kept(v) for k, v in vars(m).items() if k not in _PARTS} for m in modules]
     buffers = [dict(m._buffers) for m in modules]
     tensors = [b for held in buffers for b in held.values() if b is not None]
